@@ -20,8 +20,9 @@ from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
+from thalweg.job.common import server_reports
 from thalweg.job.common.parties import CLIENTS, SERVER, evaluators
-from thalweg.job.star.attendance import Attendance, Departed
+from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
@@ -185,7 +186,7 @@ class Server:
             self._tell(self._core.notes())
             if here >= wanted or left == 0:
                 return here
-            for name, reason, gone in wire.decode(Departed, self._core.departed()):
+            for name, reason, gone in server_reports.departed(self._core):
                 if gone and (name, reason) not in warned:
                     warned.add((name, reason))
                     _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
@@ -206,7 +207,7 @@ class Server:
         PlanError if ``config`` has one of these keys, or a value that JSON cannot hold. Scalars of NumPy and PyTorch
         become numbers.
         """
-        names = sorted(wire.decode(list[str], self._core.clients()))
+        names = sorted(server_reports.clients(self._core))
         own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
         own |= {"evaluate": True} if CLIENTS in self._evaluators else {}
         return config_of(own, config)
@@ -223,14 +224,14 @@ class Server:
         outcome, notes = self._intake.outcome(self._core.round(number, self.told(config), None))
         self.number = number
         self._tell([*self._core.notes(), *notes])
-        self._attendance.add(outcome["participants"])
+        self._attendance.add(outcome.participants)
         self._bound.restore("the round")
         started = time.perf_counter()
         data = self._test_data() if data is None else data
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
-        return Round(outcome["round"], metrics | of_clients(outcome), outcome)
+        return Round(outcome.round, metrics | of_clients(outcome), wire.values_of(outcome))
 
     def _tell(self, notes: Sequence[str]) -> None:
         """Log each note, and write it to the log of the record."""
@@ -260,7 +261,7 @@ class Server:
         If a client's training raised an exception, the reason gives its type and text. A client whose model differs is
         refused; the reason names the first tensor that differs.
         """
-        self._attendance.departed(wire.decode(Departed, self._core.departed()))
+        self._attendance.departed(server_reports.departed(self._core))
         return {one.client: one.reason or "" for one in self._attendance.absences()}
 
     def close(self, reason: str = "the job is over") -> None:

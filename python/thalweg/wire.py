@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -59,6 +59,29 @@ def table_of(value: object) -> dict[str, object]:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def part(table: Table, key: str) -> Table:
+    """Return a table within a table; an empty one if there is none."""
+    found = table.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def values_of(value: object) -> Any:
+    """Return a message in JSON's own values: what ``plain`` reads from its text."""
+    if isinstance(value, Mapping):
+        return {key: values_of(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [values_of(inner) for inner in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return values_of(table_of(value))
+
+
+def sparse(value: Any) -> dict[str, object]:
+    """Return the fields of a dataclass by name. A field whose default is None is left out while it is None."""
+    named = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
+    return {name: found for name, (found, default) in named.items() if found is not None or default is MISSING}
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:

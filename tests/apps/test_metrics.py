@@ -6,16 +6,18 @@ import json
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.outcomes import outcome_of, outcome_table
 from thalweg import _core
 from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, of_clients, offered
+from thalweg.apps.outcome import ClientUsage, Evaluation, Participant
 from thalweg.errors import MetricsError
-from thalweg.outcome import Outcome
 from thalweg.record.rows import TABLES
 from thalweg.record.tables import entry, rows, schema
 from thalweg.ui import strict_json
@@ -23,14 +25,11 @@ from thalweg.ui import strict_json
 
 def sent(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics that the server keeps of an honest client's metrics."""
-    participant = {"client": "c", "state": "whole", "metrics": json.loads(offered(metrics, {"train_seconds": 1.5}))}
-    outcome, notes = Intake().outcome(json.dumps({"participants": [participant]}))
+    part, notes = received(json.loads(offered(metrics, {"train_seconds": 1.5})))
     assert notes == []
-    (part,) = outcome["participants"]
-    assert part["usage"] == {"train_seconds": 1.5}
-    metrics = part["metrics"]
-    assert isinstance(metrics, dict)
-    return metrics
+    assert part.usage == ClientUsage(train_seconds=1.5)
+    assert isinstance(part.metrics, dict)
+    return part.metrics
 
 
 def test_numbers_short_strings_and_truth_arrive_as_they_are() -> None:
@@ -86,10 +85,10 @@ def test_an_honest_client_hears_the_cause_early(metrics: dict[Any, Any], words: 
         offered(metrics, {})
 
 
-def received(metrics: Any, intake: Intake | None = None) -> tuple[Any, list[str]]:
-    part: Any = {"client": "c", "state": "whole", "samples": 1, "coverage": 1.0, "reason": None, "metrics": metrics}
-    outcome, notes = (intake or Intake()).outcome(json.dumps({"participants": [part]}))
-    (part,) = outcome["participants"]
+def received(metrics: Any, intake: Intake | None = None) -> tuple[Participant, list[str]]:
+    text = json.dumps(outcome_table(participants=[{"metrics": metrics}]))
+    outcome, notes = (intake or Intake()).outcome(text)
+    (part,) = outcome.participants
     return part, notes
 
 
@@ -99,7 +98,7 @@ def received(metrics: Any, intake: Intake | None = None) -> tuple[Any, list[str]
 )
 def test_what_is_no_metrics_is_dropped(metrics: Any) -> None:
     part, notes = received(metrics)
-    assert (part["metrics"], part["usage"]) == ({}, {})
+    assert (part.metrics, part.usage) == ({}, ClientUsage())
     assert all(_core.plain_text(note, 1024) == note for note in notes)
 
 
@@ -107,7 +106,7 @@ def test_what_is_no_metrics_is_dropped(metrics: Any) -> None:
 @pytest.mark.parametrize("name", ["train_seconds", "cpu_seconds", "peak_rss_bytes"])
 def test_usage_that_cannot_be_is_dropped_with_a_note(name: str, value: Any) -> None:
     part, notes = received({"usage": {name: value, "congestion_control": "cubic"}})
-    assert part["usage"] == {"congestion_control": "cubic"}
+    assert part.usage == ClientUsage(congestion_control="cubic")
     assert notes == [f'c: its metric "{name}" is dropped: no client\'s process uses that']
 
 
@@ -115,7 +114,7 @@ def test_notes_name_client_key_and_reason_once_and_then_stop() -> None:
     intake = Intake()
     bad = {"metrics": {"loss": [1], "good": 2}}
     part, notes = received(bad, intake)
-    assert part["metrics"] == {"good": 2}
+    assert part.metrics == {"good": 2}
     assert notes == ['c: its metric "loss" is dropped: it is a list']
     assert received(bad, intake)[1] == [], "not each round"
     for number in range(100):
@@ -155,23 +154,20 @@ def test_whatever_comes_every_reader_can_read_it() -> None:
     intake = Intake()
     for _ in range(2000):
         part, _ = received(anything(rng), intake)
-        assert checked_usage(part["usage"]) == (part["usage"], {})
-        done = entry({**OUTCOME, "participants": [part]}, {}, None)
+        assert part.usage is not None
+        assert checked_usage(part.usage.table()) == (part.usage.table(), {})
+        done = entry(replace(OUTCOME, participants=(part,)), {}, None)
         again = json.loads(strict_json.dumps(done), parse_constant=lambda _: pytest.fail("no strict JSON"))
         for name in ("rounds", "participants", "transfers"):
             pyarrow.Table.from_pylist(list(rows(name, [again])), schema=schema(name))
 
 
-OUTCOME: Outcome = {
-    "round": 1, "expected": 1, "complete": True, "start": 0.0, "seconds": 1.0, "communication_seconds": 0.5,
-    "bytes_down": 1, "bytes_up": 1, "fold": {}, "congestion_control": None, "participants": [],
-    "transfers": [{"round": 1, "client": "c", "direction": "up", "bytes": 1}],
-}  # fmt: skip
+OUTCOME = outcome_of(transfers=[{"client": "c"}])
 
 
 def test_the_table_of_participants_tells_metrics_from_usage() -> None:
     part, _ = received({"metrics": {"train_seconds": 5, "loss": "NaN"}, "usage": {"train_seconds": 0.5}})
-    (row,) = rows("participants", [entry({**OUTCOME, "participants": [part]}, {}, None)])
+    (row,) = rows("participants", [entry(replace(OUTCOME, participants=(part,)), {}, None)])
     assert row["train_seconds"] == 0.5
     assert json.loads(row["metrics"]) == {"loss": "NaN", "train_seconds": 5}
     assert json.loads(row["usage"]) == {"train_seconds": 0.5}
@@ -180,9 +176,8 @@ def test_the_table_of_participants_tells_metrics_from_usage() -> None:
 
 def test_a_record_of_before_there_was_usage_is_read() -> None:
     old: Any = {"client": "c", "state": "whole", "metrics": {"train_seconds": 2.0, "loss": 1.0}}
-    done = entry({**OUTCOME, "participants": [old]}, {}, None)
-    assert done["compute_seconds"] == 2.0
-    (row,) = rows("participants", [done])
+    done = entry(OUTCOME, {}, None)
+    (row,) = rows("participants", [{**done, "clients": [old]}])
     assert row["train_seconds"] == 2.0
 
 
@@ -197,25 +192,23 @@ def test_a_record_of_before_there_was_usage_is_read() -> None:
     ],
 )
 def test_what_a_client_says_of_its_own_model_is_checked(said: Any, kept: dict[str, Any], dropped: list[str]) -> None:
-    part = {"client": "c", "state": "whole", "metrics": {"metrics": {}, "usage": {}, "evaluation": said}}
-    outcome, notes = Intake().outcome(json.dumps({"participants": [part]}))
-    assert str(outcome["participants"][0]["evaluation"]) == str(kept)
+    part, notes = received({"metrics": {}, "usage": {}, "evaluation": said})
+    assert str(part.evaluation) == str(Evaluation(**kept))
     assert len(notes) == len(dropped)
     assert all(any(f'"{name}"' in note for note in notes) for name in dropped)
 
 
 def test_the_mean_of_clients_is_of_those_whose_update_counts() -> None:
     said = [("whole", {"accuracy": 0.5}), ("partial", {"accuracy": 0.7}), ("late", {"accuracy": 0.0}), ("whole", {})]
-    outcome: Any = {"participants": [{"state": state, "evaluation": evaluation} for state, evaluation in said]}
-    assert of_clients(outcome) == {"client_accuracy": pytest.approx(0.6)}
-    outcome = {"participants": [{"state": "whole"}]}
-    assert of_clients(outcome) == {}
+    parts = [{"state": state, "evaluation": evaluation} for state, evaluation in said]
+    assert of_clients(outcome_of(participants=parts)) == {"client_accuracy": pytest.approx(0.6)}
+    assert of_clients(outcome_of(participants=[{"state": "whole"}])) == {}
 
 
 def test_what_evaluate_returns_is_a_number_in_the_record() -> None:
-    done = entry({**OUTCOME, "participants": []}, {"accuracy": np.float32(0.5), "loss": torch.tensor(2.0)}, 0.1)
+    done = entry(OUTCOME, {"accuracy": np.float32(0.5), "loss": torch.tensor(2.0)}, 0.1)
     assert (done["accuracy"], done["loss"]) == (0.5, 2.0)
-    entry({**OUTCOME, "participants": []}, {"confusion": np.zeros((3, 3))}, 0.1)
+    entry(OUTCOME, {"confusion": np.zeros((3, 3))}, 0.1)
     for bad in (torch.zeros(2), "high", True):
         with pytest.raises(MetricsError, match="accuracy"):
-            entry({**OUTCOME, "participants": []}, {"accuracy": bad}, 0.1)
+            entry(OUTCOME, {"accuracy": bad}, 0.1)

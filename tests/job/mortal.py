@@ -22,6 +22,7 @@ from thalweg.job.star import worker
 from thalweg.job.tree import node as tree_node
 from thalweg.job.tree.messages import Open
 from thalweg.job.tree.order import NodeOrder as TreeNodeOrder
+from thalweg.trees import answers
 
 
 def die() -> None:
@@ -63,12 +64,12 @@ def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
                 die()
             super()._serve()
 
-        def _open(self, request: Open) -> dict[str, Any]:
+        def _open(self, request: Open) -> answers.Opened:
             if death == "opening":
                 die()
             return super()._open(request)
 
-        def _about_clients(self, server: Any, request: tree_node.AboutClients) -> dict[str, Any]:
+        def _about_clients(self, server: Any, request: tree_node.AboutClients) -> answers.Form:
             if death == "opened":
                 die()
             return super()._about_clients(server, request)

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import thalweg
+from tests.outcomes import participant_of
 from thalweg import _core
+from thalweg.apps.outcome import Participant
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.star.attendance import NAMED, Absence, Attendance, sentences
 from thalweg.machine import Usage
@@ -106,8 +108,8 @@ def test_a_round_that_needs_it_fails_with_its_words() -> None:
         thread.join(60)
 
 
-def part(client: str, state: str, why: str | None = None, **usage: float) -> Any:
-    return {"client": client, "state": state, "reason": why, "usage": usage}
+def part(client: str, state: str, why: str | None = None, **usage: float) -> Participant:
+    return participant_of(client=client, state=state, reason=why, usage=usage)
 
 
 def test_attendance_knows_who_missed_what_and_what_each_used() -> None:

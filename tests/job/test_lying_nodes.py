@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer
@@ -61,7 +61,7 @@ class Liar(Gateway):
 
     def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
         told, sums = super()._do(number, head, model)
-        return self.lie(head["do"], dict(told)), sums if sums is not None else self.tensors
+        return self.lie(head["do"], wire.values_of(told)), sums if sums is not None else self.tensors
 
     def _say(self, say: Callable[[], None]) -> None:
         with suppress(TypeError):

@@ -8,25 +8,31 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.outcomes import outcome_of
 from thalweg.errors import LinkError, PlanError
-from thalweg.job.common.metrics import exposing
+from thalweg.job.common.metrics import Counted, exposing
 from thalweg.plan import Plan
+from thalweg.trees.counters import Now, Percentiles, Started, Workers
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: uv pip install prometheus-client")
 
 
-def told(**more: Any) -> dict[str, Any]:
-    counts = dict.fromkeys(("workers", "aggregators_created", "died", "warm", "commits"), 2)
-    sizes = {"cpu_seconds": 1.5, "pool_bytes": 4096, "sums_bytes": 128}
-    now = {"folds": 7, "places": 8, "free": 3, "handover_bounds_us": [10.0, 25.0]}
-    return {**counts, **sizes, "now": {**now, "handover_counts": [1, 2, 4], "handover_sum_us": 300.0}, **more}
+def told(died: int = 2) -> Workers:
+    nothing = Percentiles(None, None)
+    return Workers(
+        workers=2, aggregators_created=2, died=died, warm=2, commits=2, started=Started(2, 0), start_us=nothing,
+        resume_us=nothing, handover_us=nothing, fold_us=nothing, cpu_seconds=1.5, hops_cpu_seconds=0.0,
+        pool_bytes=4096, sums_bytes=128, routes="node", routes_reason="", notes=None,
+        now=Now(7, 0, 8, 3, (10.0, 25.0), (1, 2, 4), 300.0),
+    )  # fmt: skip
 
 
-def entry(number: int, **more: Any) -> dict[str, Any]:
+def entry(number: int, **more: Any) -> Any:
     clients = [{"client": "a", "state": "whole"}, {"client": "b", "state": "lost"}]
     fold = {"completion_seconds": 0.02, "between_bytes": 11}
     ways = {"bytes_down": 100, "bytes_up": 50}
-    return {"round": number, "seconds": 0.3, **ways, "clients": clients, "participants": 1, "fold": fold, **more}
+    whole = {"round": number, "seconds": 0.3, **ways, "clients": clients, "participants": 1, "fold": fold}
+    return {**whole, "accuracy": None, "loss": None, **more}
 
 
 class Scraped:
@@ -50,8 +56,8 @@ def test_rounds_updates_and_bytes_are_counted() -> None:
         before = Scraped(url)
         assert (before["rounds_total"], before["clients"]) == (0, 2)
         assert not any("accuracy" in name or "node=" in name for name in before.values)
-        count(entry(1, accuracy=0.5, loss=None))
-        count(entry(2, accuracy=0.75, loss=1.5))
+        count(Counted.of_entry(entry(1, accuracy=0.5)))
+        count(Counted.of_entry(entry(2, accuracy=0.75, loss=1.5)))
         found = Scraped(url)
     assert (found["rounds_total"], found['updates_total{state="whole"}'], found['updates_total{state="lost"}']) == (
         2,
@@ -67,10 +73,9 @@ def test_rounds_updates_and_bytes_are_counted() -> None:
 
 def test_an_outcome_of_the_core_counts_as_an_entry_of_the_journal_does() -> None:
     notes: list[str] = []
-    outcome = entry(1)
-    outcome["participants"] = outcome.pop("clients")
+    outcome = outcome_of(participants=[{"client": "a", "state": "whole"}, {"client": "b", "state": "lost"}])
     with exposing("127.0.0.1:0", notes.append, clients=list) as count:
-        count(outcome)
+        count(Counted.of_outcome(outcome))
         assert Scraped(notes[0].partition(" ")[2])['updates_total{state="lost"}'] == 1
 
 
@@ -105,7 +110,7 @@ def test_nobody_listens_without_being_asked() -> None:
         raise AssertionError
 
     with exposing(None, noted, clients=list) as count:
-        count(entry(1))
+        count(Counted.of_entry(entry(1)))
 
 
 @pytest.mark.parametrize("where", ["70000", "-1", "host:", "nine", "host:1:", ""])

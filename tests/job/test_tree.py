@@ -24,7 +24,7 @@ from thalweg.job.tree.root import Tree
 from thalweg.job.tree.tops import Node, Received, Top
 from thalweg.plan import Plan
 from thalweg.trees.live import Placed
-from thalweg.trees.merging import Part
+from thalweg.trees.merging import Mean, Part
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
 
@@ -258,7 +258,7 @@ class Killing:
         self.inner, self.kill = inner, kill
         self.begin, self.finish = inner.begin, inner.finish
 
-    def take(self, part: Part, heard: Received) -> None:
+    def take(self, part: Part, heard: Received[Any]) -> None:
         self.inner.take(part, heard)
         self.kill(part)
 
@@ -317,7 +317,7 @@ def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
     top = made.tree._top
     inner, seen = top._ask, [0]  # type: ignore[attr-defined]
 
-    def asking(head: Any, nodes: Any) -> Iterator[Received]:
+    def asking(head: Any, nodes: Any) -> Iterator[Received[Any]]:
         if head.do == step and nth == 0 and not seen[0]:
             seen[0] = 1
             do()
@@ -403,7 +403,7 @@ def test_updates_that_were_counted_before_their_node_was_lost_are_not_folded_twi
         made.tree.returning.restart = made.again
         inner = made.tree._top.finish
 
-        def finish(check: Callable[[], None]) -> dict[str, Any]:
+        def finish(check: Callable[[], None]) -> Mean:
             found = inner(check)
             made.kill("node-2")
             return found
@@ -492,7 +492,7 @@ def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(to
         made.tree.returning.is_over = lambda _: True
         inner = made.tree._top.finish
 
-        def finish(check: Callable[[], None]) -> dict[str, Any]:
+        def finish(check: Callable[[], None]) -> Mean:
             found = inner(check)
             made.kill("node-3")
             return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.outcomes import outcome_of, outcome_table
 from thalweg import machine
 from thalweg.plan import Plan
 from thalweg.record import RunRecord, entry
@@ -34,7 +35,7 @@ def record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunRecord]:
 
 def outcome(number: int) -> Any:
     """The core's outcome of a round in which the second client was lost."""
-    return {
+    table: dict[str, Any] = {
         "round": number,
         "expected": 2,
         "complete": False,
@@ -54,8 +55,9 @@ def outcome(number: int) -> Any:
             transfer(number, "b", "down", 4),
             transfer(number, "a", "up", None),
         ],
-        "fold": {"chunks": 7},
+        "fold": {"folded": True, "replies": 2, "errors": 1},
     }  # fmt: skip
+    return outcome_table(**table)
 
 
 def transfer(number: int, client: str, direction: str, retransmissions: int | None) -> dict[str, Any]:
@@ -78,4 +80,4 @@ def transfer(number: int, client: str, direction: str, retransmissions: int | No
 
 
 def round_entry(number: int) -> Any:
-    return entry(outcome(number), {"accuracy": 0.5 + number / 100, "loss": 1.0}, 0.25)
+    return entry(outcome_of(**outcome(number)), {"accuracy": 0.5 + number / 100, "loss": 1.0}, 0.25)

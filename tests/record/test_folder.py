@@ -6,12 +6,12 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 
+from tests.outcomes import outcome_of
 from tests.record.conftest import TENSORS, outcome, round_entry
 from thalweg.errors import RecordError
 from thalweg.plan import Plan
@@ -43,7 +43,7 @@ def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
 
 
 def test_a_loss_that_is_not_a_number_stays_one(record: RunRecord) -> None:
-    record.append(entry(outcome(1), {"accuracy": 0.1, "loss": float("nan")}, 0.25))
+    record.append(entry(outcome_of(**outcome(1)), {"accuracy": 0.1, "loss": float("nan")}, 0.25))
     line = (record.path / "journal.jsonl").read_text()
     assert json.loads(line, parse_constant=lambda _: pytest.fail("no strict JSON"))["loss"] == "NaN"
     assert math.isnan(next(Record(record.path).rounds())["loss"] or 0.0)
@@ -88,7 +88,7 @@ def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None
         "compute_seconds": 2.0, "fedcomm_seconds": pytest.approx(2.9),
         "fedcomm_communication_seconds": pytest.approx(0.9), "evaluation_seconds": 0.25,
         "bytes_down": 800, "bytes_up": 500, "participants": 1, "expected": 2, "complete": False,
-        "fold": '{"chunks": 7}', "drift": None, "disagreement": None,
+        "fold": '{"errors": 1, "folded": true, "replies": 2}', "drift": None, "disagreement": None,
     }  # fmt: skip
     parts = pyarrow.parquet.read_table(record.path / "participants.parquet").to_pylist()
     assert [(p["client"], p["state"], p["train_seconds"]) for p in parts] == [("a", "whole", 2.0), ("b", "lost", None)]
@@ -103,7 +103,7 @@ def test_what_was_lost_of_each_tensor_has_a_row(record: RunRecord) -> None:
     second["transfers"][2]["losses"] = lost
     second["transfers"][0]["losses"] = []
     for said in (first, second):
-        record.append(entry(said, {}, None))
+        record.append(entry(outcome_of(**said), {}, None))
     record.finish("complete")
     way = {"round": 2, "client": "a", "direction": "up"}
     assert read_table(record.path, "losses") == [{**way, **tensor} for tensor in lost]
@@ -205,16 +205,11 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, plan: Plan) -> None:
 
 
 def test_a_transfer_has_the_congestion_control_of_who_sent_it() -> None:
-    outcome: Any = {
-        **dict.fromkeys(("round", "seconds", "communication_seconds", "bytes_down", "bytes_up", "expected"), 1),
-        "complete": True,
-        "congestion_control": "bbr",
-        "participants": [
-            {"client": "a", "state": "whole", "usage": {"congestion_control": "cubic"}},
-            {"client": "b", "state": "whole", "usage": {}},
-        ],
-        "transfers": [{"client": c, "direction": d} for c in "abc" for d in ("down", "up")],
-    }
+    outcome = outcome_of(
+        congestion_control="bbr",
+        participants=[{"client": "a", "usage": {"congestion_control": "cubic"}}, {"client": "b", "usage": {}}],
+        transfers=[{"client": c, "direction": d} for c in "abc" for d in ("down", "up")],
+    )
     said = [way["congestion_control"] for way in entry(outcome, {}, None)["transfers"]]
     assert said == ["bbr", "cubic", "bbr", None, "bbr", None]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.outcomes import outcome_of
 from thalweg.plan import Plan
 from thalweg.record.tables import entry, write_parquet, write_table
 
@@ -84,10 +85,9 @@ def round_entry(number: int, names: Sequence[str], train: float | None) -> Any:
             for name in names
             for way in ("down", "up")
         ],
-        "fold": {"uncovered_bytes": 0},
     }
     evaluation = {} if train is None else {"accuracy": 1 - 0.5 / number, "loss": 1.0 / number}
-    return entry(outcome, evaluation, None if train is None else 0.25)
+    return entry(outcome_of(**outcome), evaluation, None if train is None else 0.25)
 
 
 def transfer(number: int, client: str, direction: str, start: float) -> dict[str, Any]:

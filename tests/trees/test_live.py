@@ -17,11 +17,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.plan import Plan
 from thalweg.sections import SecuritySection
 from thalweg.transports.links import local_trust
 from thalweg.trees import live
+from thalweg.trees.merging import workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
 
@@ -379,8 +380,10 @@ def test_a_planned_hierarchy_of_several_nodes_is_for_what_a_node_holds() -> None
 
 
 def test_a_record_names_the_switches_that_a_run_follows() -> None:
-    found = live.system(Plan.of({"aggregation": {"shape": "tree"}}))
-    assert found["system"] == "lifl"
-    assert found["switches"]["start"] == "template"
-    assert "reuse" not in found["switches"]
+    counters = wire.encode(workers([]))
+    found = live.work_report(Plan.of({"aggregation": {"shape": "tree"}}), counters, 0.5)
+    assert found is not None
+    assert found.system == "lifl"
+    assert found.switches["start"] == "template"
+    assert "reuse" not in found.switches
     assert live.options(Plan.of({})) == {}

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from thalweg.trees.merging import Part, covered, merged, workers
+from tests.outcomes import outcome_table, transfer_of
+from thalweg import wire
+from thalweg.trees import answers
+from thalweg.trees.counters import Counters
+from thalweg.trees.merging import Mean, Part, covered, merged, workers
 
 
 def way(client: str, start: float, end: float) -> dict[str, Any]:
-    times = {"send_start": start, "send_end": end, "receive_start": None, "receive_end": None}
-    return {"client": client, "direction": "up", "wire_bytes": 10, **times}
+    return {"client": client, "wire_bytes": 10, "send_start": start, "send_end": end}
 
 
-def outcome(states: dict[str, str], ways: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
-    participants: list[dict[str, Any]] = [
-        {"client": client, "state": state, "samples": 3, "metrics": {}, "coverage": 1.0, "reason": None}
-        for client, state in states.items()
-    ]
-    return {
-        "participants": participants,
-        "transfers": ways,
-        "complete": complete,
-        "bytes_down": 100,
-        "bytes_up": 50,
-        "congestion_control": "cubic",
-    }
+def outcome(states: dict[str, str], ways: list[dict[str, Any]], *, complete: bool) -> answers.Outcome:
+    table = outcome_table(
+        participants=[{"client": client, "state": state, "samples": 3} for client, state in states.items()],
+        transfers=ways,
+        complete=complete,
+        bytes_down=100,
+        bytes_up=50,
+        congestion_control="cubic",
+    )
+    return answers.read(answers.Outcome, "round", json.dumps({**table, "failure": None}).encode())
 
 
 def test_times_are_on_the_clock_of_the_root() -> None:
     one = outcome({"a": "whole"}, [way("a", 1.0, 2.0)], complete=True)
     two = outcome({"b": "whole"}, [way("b", 10.0, 11.0)], complete=True)
     parts = [Part("node-1", ["a"], one, shift=0.5), Part("node-2", ["b"], two, shift=-8.0)]
-    found = merged(4, parts, 1.25, 2.0, {"uncovered_bytes": 0})
+    found = wire.values_of(merged(4, parts, 1.25, 2.0, Mean(0, 0.0)))
     assert [(one["send_start"], one["send_end"]) for one in found["transfers"]] == [(1.5, 2.5), (2.0, 3.0)]
     assert found["transfers"][0]["receive_start"] is None
     assert found["communication_seconds"] == 1.5
@@ -45,7 +46,7 @@ def test_times_are_on_the_clock_of_the_root() -> None:
 def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
     one = outcome({"a": "whole", "b": "late"}, [], complete=False)
     gone = Part("node-2", ["c", "d"], reason="its node node-2 is gone: killed by signal 9")
-    found = merged(1, [Part("node-1", ["a", "b", "x"], one), gone], 0.0, 1.0, {})
+    found = wire.values_of(merged(1, [Part("node-1", ["a", "b", "x"], one), gone], 0.0, 1.0, Mean(0, 0.0)))
     states = {part["client"]: (part["state"], part["reason"]) for part in found["participants"]}
     assert states == {
         "a": ("whole", None),
@@ -60,8 +61,8 @@ def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
 
 def test_bytes_between_nodes_are_counted_apart() -> None:
     part = Part("node-1", ["a"], outcome({"a": "whole"}, [way("a", 0, 1)], complete=True))
-    part.between = [way("node-1", 0, 1), way("node-1", 1, 2)]
-    found = merged(1, [part], 0.0, 1.0, {})
+    part.between = [transfer_of(**way("node-1", 0, 1)), transfer_of(**way("node-1", 1, 2))]
+    found = wire.values_of(merged(1, [part], 0.0, 1.0, Mean(0, 0.0)))
     assert found["fold"]["between_bytes"] == 20
     assert len(found["transfers"]) == 1
 
@@ -88,7 +89,7 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
         ),
         1,
     )
-    kernel = {"routes": "kernel", "routes_reason": "the kernel can", "notes": {"routed": 3, "passed": 1}}
+    kernel = {"routes": "kernel", "routes_reason": "the kernel can", "notes": {"routed": 3, "passed": 1, "bytes": 8}}
     node = {"routes": "node", "routes_reason": "no clang", "notes": None}
     nothing = {"p50": None, "p99": None}
     told: list[dict[str, Any]] = [
@@ -112,11 +113,11 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
             **node,
         },
     ]
-    found = workers(told)
+    found = wire.values_of(workers([wire.made(Counters, one) for one in told]))
     assert (found["workers"], found["commits"], found["pool_bytes"]) == (3, 2, 2)
     assert found["started"] == {"template": 3, "program": 1}
     assert (found["start_us"], found["resume_us"]) == ({"p50": 3000.0, "p99": 50000.0}, nothing)
     assert found["handover_us"] == {"p50": 30.0, "p99": None}
-    assert (found["routes"], found["notes"]) == ("kernel, node", {"routed": 3, "passed": 1})
+    assert (found["routes"], found["notes"]) == ("kernel, node", {"routed": 3, "passed": 1, "bytes": 8})
     assert found["routes_reason"] == "no clang; the kernel can"
     assert found["fold_us"] == {"p50": 50.0, "p99": None}

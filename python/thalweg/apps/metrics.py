@@ -12,13 +12,15 @@ note of the client, the key and the reason, once each.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Final, TypeAlias, cast
 
 from thalweg import _core, wire
+from thalweg.apps.outcome import ClientUsage, Evaluation, Outcome, Participant
 from thalweg.apps.values import kind, scalar
 from thalweg.errors import MetricsError
-from thalweg.outcome import Outcome, Participant, Quality, Usage
+from thalweg.outcome import Quality, Usage
 from thalweg.ui import strict_json
 
 Value: TypeAlias = bool | int | float | str
@@ -118,11 +120,10 @@ def of_clients(outcome: Outcome) -> dict[str, float]:
 
     A figure that no client reported is left out.
     """
-    counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
-    reported = [part.get("evaluation", {}) for part in counted]
+    evaluations = [part.evaluation for part in outcome.counting if part.evaluation is not None]
     known = {
-        "client_accuracy": [one["accuracy"] for one in reported if "accuracy" in one],
-        "client_loss": [one["loss"] for one in reported if "loss" in one],
+        "client_accuracy": [one.accuracy for one in evaluations if one.accuracy is not None],
+        "client_loss": [one.loss for one in evaluations if one.loss is not None],
     }
     return {figure: fmean(values) for figure, values in known.items() if values}
 
@@ -134,26 +135,28 @@ class Intake:
         self._told: dict[str, set[str]] = {}
 
     def outcome(self, text: str) -> tuple[Outcome, list[str]]:
-        """Return the core's outcome with the checked ``metrics`` and ``usage`` of each participant, and notes."""
-        outcome: Outcome = wire.plain(text)
-        notes: list[str] = []
-        for part in outcome["participants"]:
-            notes += self._part(part)
-        return outcome, notes
+        """Return the core's outcome with what each participant sent checked, and notes."""
+        outcome, notes = wire.decode(Outcome, text), list[str]()
+        checked_parts = []
+        for part in outcome.participants:
+            kept, dropped = self._checked(part)
+            checked_parts.append(kept)
+            notes += dropped
+        return replace(outcome, participants=tuple(checked_parts)), notes
 
-    def _part(self, part: Participant) -> list[str]:
-        said: object = part["metrics"]
-        whole = said if isinstance(said, dict) else {}
+    def _checked(self, part: Participant) -> tuple[Participant, list[str]]:
+        whole = part.metrics if isinstance(part.metrics, dict) else {}
         own = whole.get("metrics", {})
-        part["metrics"], refused = checked(own) if isinstance(own, dict) else ({}, {"metrics": "they are no object"})
-        part["usage"], untrue = checked_usage(whole.get("usage", {}))
-        part["evaluation"], unfit = _checked_evaluation(whole.get("evaluation", {}))
+        metrics, refused = checked(own) if isinstance(own, dict) else ({}, {"metrics": "they are no object"})
+        usage, untrue = checked_usage(whole.get("usage", {}))
+        evaluation, unfit = _checked_evaluation(whole.get("evaluation", {}))
         untrue |= unfit
         known = {"metrics", "usage", "evaluation"}
         other = dict.fromkeys(whole.keys() - known, "it is neither metrics nor usage nor an evaluation")
-        if not isinstance(said, dict):
+        if not isinstance(part.metrics, dict):
             other["metrics"] = "they are no JSON object"
-        return self._notes(part["client"], refused | other | untrue)
+        kept = replace(part, metrics=metrics, usage=ClientUsage(**usage), evaluation=Evaluation(**evaluation))
+        return kept, self._notes(part.client, refused | other | untrue)
 
     def _notes(self, client: str, refused: Mapping[str, str]) -> list[str]:
         told = self._told.setdefault(client, set())

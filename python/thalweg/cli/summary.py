@@ -7,7 +7,6 @@ from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from thalweg.job.star.attendance import sentences
-from thalweg.trees import live
 from thalweg.ui import terminal
 from thalweg.ui.progress import missing_words
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
@@ -140,7 +139,7 @@ def show(result: Result | GraphResult) -> None:
     for line in sentences(result.absent, result.rounds):
         console.print(line, soft_wrap=True)
     if result.tree is not None:
-        console.print(live.sentence(result.tree), soft_wrap=True)
+        console.print(result.tree.sentence(), soft_wrap=True)
     console.print(f"record: {result.record.path}", soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from thalweg import _core, flower
+from thalweg import _core, flower, wire
 from thalweg.apps import seed_all
+from thalweg.apps.outcome import Participant
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.common.resent import counted, manifest_counts, senders
@@ -219,7 +220,7 @@ class Hosting:
     def _keep(self, entry: Entry, row: Row) -> None:
         last = max(self.rounds.expected or 0, row["round"])
         self.record.append(entry)
-        self.attendance.add(entry["clients"])
+        self.attendance.add(wire.made(list[Participant], entry["clients"]))
         self.record.log(round_line(entry, last))
         self.progress.end(entry)
 

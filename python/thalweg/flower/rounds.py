@@ -15,8 +15,9 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 
 from thalweg import wire
 from thalweg.apps.metrics import checked, checked_usage
+from thalweg.apps.outcome import Outcome
 from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
-from thalweg.outcome import Entry, Outcome, Participant, Transfer
+from thalweg.outcome import Entry, Participant, Transfer
 from thalweg.record import entry
 from thalweg.wire import Table
 
@@ -267,10 +268,8 @@ def _outcome(done: _Round, row: Row) -> Outcome:
     transfers = [one for each in done.phases.values() for one in each.transfers]
     participants = [_participant(name, phase.answers.get(name, _NONE)) for name in sorted(phase.names)]
     ways = {way: [one for one in transfers if one["direction"] == way] for way in ("down", "up")}
-    return {
-        "round": row["round"],
-        "seconds": row["seconds"],
-        "communication_seconds": row["communication_seconds"],
+    outcome = {
+        **{name: row[name] for name in ("round", "seconds", "communication_seconds")},
         "bytes_down": sum(_wire(one) for one in ways["down"]),
         "bytes_up": sum(_wire(one) for one in ways["up"]),
         "participants": participants,
@@ -278,7 +277,10 @@ def _outcome(done: _Round, row: Row) -> Outcome:
         "complete": all(one["state"] == "whole" for one in participants),
         "fold": {"folded": row["folded"], "replies": row["replies"], "errors": row["errors"]},
         "transfers": transfers,
+        "start": None,
+        "congestion_control": None,
     }
+    return wire.made(Outcome, outcome)
 
 
 def _wire(way: Transfer) -> int:

@@ -12,8 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, cast
 
+from thalweg import wire
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
-from thalweg.outcome import Entry, Outcome, Participant, Transfer, Usage
+from thalweg.apps.outcome import Outcome
+from thalweg.apps.outcome import Transfer as CoreTransfer
+from thalweg.outcome import Entry, Participant, Transfer, Usage
 from thalweg.record import nodes, reading
 from thalweg.record.columns import Row, array_of
 from thalweg.record.rows import TABLES
@@ -40,31 +43,31 @@ def entry(outcome: Outcome, evaluation: Table, evaluation_seconds: float | None)
 
     Raises MetricsError if ``accuracy`` or ``loss`` is not a number.
     """
-    compute = [used["train_seconds"] for used in map(usage_of, outcome["participants"]) if "train_seconds" in used]
+    usages = [part.usage for part in outcome.participants if part.usage is not None]
+    compute = [usage.train_seconds for usage in usages if usage.train_seconds is not None]
     mean = fmean(compute) if compute else None
     window = _fedcomm_seconds(outcome)
-    counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
     figures, clients = evaluated(evaluation), of_clients(outcome)
     return {
-        "round": outcome["round"],
+        "round": outcome.round,
         "accuracy": figures.get("accuracy"),
         "loss": figures.get("loss"),
         "client_accuracy": clients.get("client_accuracy"),
         "client_loss": clients.get("client_loss"),
-        "seconds": outcome["seconds"],
-        "communication_seconds": outcome["communication_seconds"],
+        "seconds": outcome.seconds,
+        "communication_seconds": outcome.communication_seconds,
         "compute_seconds": mean,
         "fedcomm_seconds": window,
         "fedcomm_communication_seconds": None if mean is None or window is None else window - mean,
         "evaluation_seconds": evaluation_seconds,
-        "bytes_down": outcome["bytes_down"],
-        "bytes_up": outcome["bytes_up"],
-        "participants": len(counted),
-        "expected": outcome["expected"],
-        "complete": outcome["complete"],
-        "fold": outcome.get("fold"),
-        "clients": outcome["participants"],
-        "transfers": [_recorded(way, outcome) for way in outcome["transfers"]],
+        "bytes_down": outcome.bytes_down,
+        "bytes_up": outcome.bytes_up,
+        "participants": len(outcome.counting),
+        "expected": outcome.expected,
+        "complete": outcome.complete,
+        "fold": wire.values_of(outcome.fold),
+        "clients": wire.values_of(outcome.participants),
+        "transfers": [_recorded(one, outcome) for one in outcome.transfers],
     }
 
 
@@ -83,24 +86,22 @@ def _fedcomm_seconds(outcome: Outcome) -> float | None:
     time starts when its last send call has returned. So it includes the transfer of the bytes that were still in
     flight.
     """
-    sent = [way.get("send_end") for way in outcome["transfers"] if way["direction"] == "down"]
-    known = [float(end) for end in sent if end is not None]
-    start = outcome.get("start")
-    if not known or start is None:
+    known = [way.send_end for way in outcome.transfers if way.direction == "down" and way.send_end is not None]
+    if not known or outcome.start is None:
         return None
-    return max(0.0, float(start) + float(outcome["seconds"]) - max(known))
+    return max(0.0, outcome.start + outcome.seconds - max(known))
 
 
-def _congestion(transfer: Transfer, outcome: Outcome) -> str | None:
+def _congestion(transfer: CoreTransfer, outcome: Outcome) -> str | None:
     """Return the congestion control of a transfer's sender. The server knows its own; a client reports it."""
-    if transfer["direction"] == "down":
-        return outcome.get("congestion_control")
-    said = (usage_of(part) for part in outcome["participants"] if part["client"] == transfer["client"])
-    return next((usage.get("congestion_control") for usage in said), None)
+    if transfer.direction == "down":
+        return outcome.congestion_control
+    reported = (part.usage for part in outcome.participants if part.client == transfer.client)
+    return next((None if usage is None else usage.congestion_control for usage in reported), None)
 
 
 def usage_of(participant: Participant) -> Usage:
-    """Return the resource usage of a participant's process.
+    """Return the resource usage of a participant's process from the journal.
 
     Older records lack ``usage`` and have it among the metrics.
     """
@@ -189,11 +190,11 @@ def schema(table: str) -> Any:
     return pyarrow.schema(fields)
 
 
-def _recorded(transfer: Transfer, outcome: Outcome) -> Transfer:
+def _recorded(transfer: CoreTransfer, outcome: Outcome) -> Transfer:
     """Return a transfer as the journal has it: with its ends, and its sender's congestion control."""
-    source, target = ends_of(transfer["client"], transfer["direction"])
+    source, target = ends_of(transfer.client, transfer.direction)
     ends: Transfer = {"source": source, "target": target}
-    return {**ends, **transfer, "congestion_control": _congestion(transfer, outcome)}
+    return {**ends, **wire.values_of(transfer), "congestion_control": _congestion(transfer, outcome)}
 
 
 def _ends(transfer: Transfer) -> Row:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, models
+from thalweg import _core, models, wire
 from thalweg.errors import PlanError
 from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-__all__ = ["planned", "scenario", "simulated"]
+__all__ = ["placed", "planned", "scenario", "simulated"]
 
 # One update in the control plane's unit, thousandths of an update: it decides in integers.
 UPDATE: Final = 1000
@@ -56,6 +58,38 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
     }
     own = {"costs": tree.costs, "autoscaler": tree.autoscaler}
     return told | {key: section.model_dump(exclude_none=True) for key, section in own.items() if section is not None}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the control plane decided something."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The index of each client's node; None for a client without one."""
+
+    homes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The control plane's first decisions, and their reasons."""
+
+    plan: Homes
+    reasons: tuple[Reason, ...]
+
+    @property
+    def homes(self) -> tuple[int | None, ...]:
+        """The index of each client's node; None for a client without one."""
+        return self.plan.homes
+
+
+def placed(scenario: Table) -> Decision:
+    """Return the control plane's first decisions for a scenario."""
+    return wire.decode(Decision, _core.tree_plan(wire.encode(scenario)))
 
 
 def planned(plan: Plan) -> dict[str, Any]:

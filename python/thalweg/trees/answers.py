@@ -1,17 +1,20 @@
-"""Schemas, with limits, of each answer that a node of a tree gives its root or another node.
+"""Answers that a node of a tree gives its root or another node, with the limits of each value.
 
-A node whose answer does not fit its schema is lost, with that reason. ``FORMS`` has the schema for each request.
+A node whose answer does not fit is lost, with that reason. ``thalweg.job.tree.messages`` has the kind of answer to each
+request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
-from thalweg import _core
+from thalweg import _core, wire
+from thalweg.apps import outcome
 from thalweg.bounded_json import JsonError
+from thalweg.trees import counters
 
 # Maximum size of a reason or a note, in bytes. The core has the same limit.
 LONGEST_LINE: Final = 1300
@@ -37,16 +40,30 @@ Amount = Annotated[int | float, Field(ge=0, le=1e300)]
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 
 
-class Form(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Form:
     """Has these keys and no others, each of its type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    def table(self) -> dict[str, object]:
+        """Return its fields by name, as they go over the wire."""
+        return wire.sparse(self)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Nothing(Form):
     """An answer that only confirms that the request was received."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unopened(Form):
+    """The answer of a node that was started anew, until it is opened."""
+
+    unopened: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Opened(Form):
     """Where a node listens for its clients."""
 
@@ -56,21 +73,24 @@ class Opened(Form):
     expected: Clients
 
 
-class Percentiles(Form):
+@dataclass(frozen=True, kw_only=True)
+class Percentiles(counters.Percentiles, Form):
     """Percentiles of a time of a node's workers, in microseconds."""
 
     p50: Amount | None
     p99: Amount | None
 
 
-class Started(Form):
+@dataclass(frozen=True, kw_only=True)
+class Started(counters.Started, Form):
     """How many workers were started from the template process, and how many as new programs."""
 
     template: Count
     program: Count
 
 
-class Routed(Form):
+@dataclass(frozen=True, kw_only=True)
+class Routed(counters.Routed, Form):
     """The kernel's counts of the workers' notes that it routed, and that it passed to the node."""
 
     routed: Count
@@ -78,19 +98,21 @@ class Routed(Form):
     bytes: Count
 
 
-class Now(Form):
+@dataclass(frozen=True, kw_only=True)
+class Now(counters.Now, Form):
     """What a node's workers are doing at this moment."""
 
     folds: Count
     ready: Count
     places: Count
     free: Count
-    handover_bounds_us: Annotated[list[Amount], Field(max_length=64)]
-    handover_counts: Annotated[list[Count], Field(max_length=65)]
+    handover_bounds_us: Annotated[tuple[Amount, ...], Field(max_length=64)]
+    handover_counts: Annotated[tuple[Count, ...], Field(max_length=65)]
     handover_sum_us: Amount
 
 
-class Workers(Form):
+@dataclass(frozen=True, kw_only=True)
+class Workers(counters.Workers, Form):
     """What the workers of a node have done."""
 
     workers: Count
@@ -113,18 +135,20 @@ class Workers(Form):
     now: Now
 
 
+@dataclass(frozen=True, kw_only=True)
 class State(Form):
     """The clients of a node, its notes, and what its workers have done."""
 
-    clients: Annotated[list[Name], Field(max_length=MOST_CLIENTS)]
+    clients: Annotated[tuple[Name, ...], Field(max_length=MOST_CLIENTS)]
     # For each client, as a list in JSON: its name, why it departed, and whether it left for good.
-    departed: Annotated[list[Annotated[tuple[Name, Line, bool], Strict(False)]], Field(max_length=MOST_CLIENTS)]
-    notes: Annotated[list[Line], Field(max_length=MOST_NOTES)]
+    departed: Annotated[tuple[tuple[Name, Line, bool], ...], Field(max_length=MOST_CLIENTS)]
+    notes: Annotated[tuple[Line, ...], Field(max_length=MOST_NOTES)]
     tree: Workers | None
     cpu_seconds: Amount | None
 
 
-class Loss(Form):
+@dataclass(frozen=True, kw_only=True)
+class Loss(outcome.Loss, Form):
     """How many bytes of a tensor did not arrive."""
 
     tensor: Line
@@ -132,7 +156,8 @@ class Loss(Form):
     share: Annotated[int | float, Field(ge=0, le=1)]
 
 
-class Transfer(Form):
+@dataclass(frozen=True, kw_only=True)
+class Transfer(outcome.Transfer, Form):
     """One transfer of a model or an update."""
 
     round: Count
@@ -140,7 +165,7 @@ class Transfer(Form):
     direction: Literal["down", "up"]
     bytes: Count
     missing: Count
-    losses: list[Loss]
+    losses: tuple[Loss, ...]
     repair: Line | None
     wire_bytes: Count
     send_start: Seconds | None
@@ -156,19 +181,23 @@ class Transfer(Form):
     complete: bool
 
 
-class Participant(Form):
+@dataclass(frozen=True, kw_only=True)
+class Participant(outcome.Participant, Form):
     """A client in a round, and whether its update counts."""
 
     client: Name
     state: Literal["whole", "partial", "lost", "rejected", "late"]
     samples: Amount
-    #: The app's own metrics. ``Intake`` checks them when the root records them.
-    metrics: Any
+    # ``Intake`` checks these when the root records them.
+    metrics: object
     coverage: Annotated[int | float, Field(ge=0, le=1)]
     reason: Line | None
+    usage: None = None
+    evaluation: None = None
 
 
-class Stretch(Form):
+@dataclass(frozen=True, kw_only=True)
+class WorkSpan(outcome.WorkSpan, Form):
     """One piece of a worker's work, with its begin and end."""
 
     worker: Count
@@ -176,16 +205,19 @@ class Stretch(Form):
     start: Seconds
     end: Seconds
     updates: Count
+    node: None = None
 
 
-class Timeline(Form):
+@dataclass(frozen=True, kw_only=True)
+class Timeline(outcome.Timeline, Form):
     """The work of a node's workers in a round."""
 
-    did: Annotated[list[Stretch], Field(max_length=2048)]
+    did: Annotated[tuple[WorkSpan, ...], Field(max_length=2048)]
     left_out: Count
 
 
-class Fold(Form):
+@dataclass(frozen=True, kw_only=True)
+class Fold(outcome.Fold, Form):
     """How the node added up the updates of a round."""
 
     uncovered_bytes: Count | None
@@ -194,7 +226,8 @@ class Fold(Form):
     timeline: Timeline | None = None
 
 
-class Outcome(Form):
+@dataclass(frozen=True, kw_only=True)
+class Outcome(outcome.Outcome, Form):
     """The outcome of a node's round."""
 
     round: Count
@@ -205,13 +238,14 @@ class Outcome(Form):
     communication_seconds: Seconds
     bytes_down: Count
     bytes_up: Count
-    participants: Annotated[list[Participant], Field(max_length=MOST_CLIENTS)]
-    transfers: list[Transfer]
+    participants: Annotated[tuple[Participant, ...], Field(max_length=MOST_CLIENTS)]
+    transfers: tuple[Transfer, ...]
     congestion_control: Line | None
     fold: Fold
     failure: Line | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Round(State):
     """A node's part in a round. ``held``: it has sums of updates; ``sums``: they come with this answer."""
 
@@ -222,12 +256,14 @@ class Round(State):
     sums: Base64 | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Proofs(Form):
     """Proofs that clients have shown a node, by their names."""
 
     proofs: dict[Name, Base64]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Resent(Form):
     """How many segments a node sent again, with its clients and other nodes; null where not all are counted."""
 
@@ -235,24 +271,28 @@ class Resent(Form):
     up: Count | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Refusable(Form):
     """A node carried out a request, or refused it for a reason."""
 
     refused: Line | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Taken(Refusable):
     """A top added another node's sums to its own, or refused them."""
 
-    between: list[Transfer]
+    between: tuple[Transfer, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class MeanFold(Form):
     """How many bytes of a top's mean no update covers."""
 
     uncovered_bytes: Count | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Mean(Form):
     """A node computed the mean, which is the answer's tensor."""
 
@@ -260,53 +300,38 @@ class Mean(Form):
     done: Seconds
 
 
+@dataclass(frozen=True, kw_only=True)
 class Shared(Form):
     """A node added up all nodes' sums of one part of the model, but for the ``refused`` ones."""
 
     refused: dict[Name, Line]
-    between: list[Transfer]
+    between: tuple[Transfer, ...]
 
 
-class Told(Form):
+@dataclass(frozen=True, kw_only=True)
+class Delivered(Form):
     """Which nodes have this node's part of the mean."""
 
-    has: list[Name]
-    between: list[Transfer]
+    has: tuple[Name, ...]
+    between: tuple[Transfer, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sums(Form):
     """A node's sums, whose cells come as the answer's tensor."""
 
     sums: Base64
 
 
-FORMS: Final[Mapping[str, type[Form]]] = {
-    "open": Opened,
-    "wait": State,
-    "round": Round,
-    "proofs": Proofs,
-    "resent": Resent,
-    "forget": Nothing,
-    "homes": Nothing,
-    "gone": Nothing,
-    "lead": Refusable,
-    "give": Nothing,
-    "take": Taken,
-    "finish": Mean,
-    "share": Shared,
-    "settle": Mean,
-    "told": Told,
-    "sums": Sums,
-    "mean": Nothing,
-}
+AnyAnswer = TypeVar("AnyAnswer", bound=Form)
 
 
-def checked(asked: str, head: Any) -> dict[str, Any]:
-    """Return a node's answer if it fits the request's schema. Raises JsonError, which names the first wrong field."""
+def read(kind: type[AnyAnswer], request: str, text: bytes) -> AnyAnswer:
+    """Return a node's answer to the request of this name. Raises JsonError, which names the first wrong field."""
     try:
-        return FORMS[asked].model_validate(head).model_dump(exclude_unset=True)
+        return wire.decode(kind, text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the answer"
-        said = _core.plain_text(f"{place}: {first['msg']}", 200)
-        raise JsonError(f"an answer to {asked!r} has another form ({said})") from None
+        reason = _core.plain_text(f"{place}: {first['msg']}", 200)
+        raise JsonError(f"an answer to {request!r} has another form ({reason})") from None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, machine, trees
+from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
 from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
+from thalweg.trees.counters import Totals
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -40,13 +40,13 @@ def placed(plan: Plan) -> Placed:
     """Place a run's clients at nodes. Raises PlanError if a client has no node."""
     # The placement does not depend on the size of an update, so any size will do.
     given = {**trees.scenario(plan, update_bytes=1), "clients": len(plan.members)}
-    found = json.loads(_core.tree_plan(json.dumps(given)))
+    found = trees.placed(given)
     at: dict[int, list[str]] = {}
-    for client, home in zip(plan.members, found["plan"]["homes"], strict=True):
+    for client, home in zip(plan.members, found.homes, strict=True):
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    reasons = [one["text"] for one in found["reasons"]]
+    reasons = [one.text for one in found.reasons]
     return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
 
 
@@ -71,7 +71,7 @@ def placed_anew(
     # With the policy "dedicated" the control plane would reserve one of these nodes for the top.
     config = {**whole["config"], "top": "first-finished"}
     given = {**whole, "nodes": nodes, "clients": len(clients), "groups": [], "goal": None, "config": config}
-    homes = json.loads(_core.tree_plan(json.dumps(given)))["plan"]["homes"]
+    homes = trees.placed(given).homes
     return {client: open_[home] for client, home in zip(clients, homes, strict=True) if home is not None}, []
 
 
@@ -144,42 +144,68 @@ def _most_updates(plan: Plan) -> int:
     return min(plan.participants, plan.nodes.capacity)
 
 
-def system(plan: Plan) -> dict[str, Any]:
-    """Return the system of a plan's tree, and those of its switches that a live run follows."""
-    tree = plan.tree or TreeSection()
-    followed = {key: value for key, value in switches(tree).items() if key not in NOT_FOLLOWED}
-    return {"system": tree.system, "switches": followed}
+@dataclass(frozen=True)
+class CpuSeconds:
+    """CPU time of the processes of a tree. It is None in virtual time.
+
+    ``gateways`` has that of each node's own process; ``hops`` is that of brokers and side processes, if there were any.
+    """
+
+    server: float | None
+    workers: float | None
+    gateways: Mapping[str, float | None] | None = None
+    hops: float | None = None
+
+    def table(self) -> dict[str, object]:
+        """Return the fields by name, without those for processes that there were not."""
+        return wire.sparse(self)
 
 
-def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
-    """Return the record's facts about workers, from the core's counters ``told`` (JSON); nothing without workers.
+@dataclass(frozen=True)
+class WorkReport:
+    """What a run's workers have done: the system that the plan names, their counters, and everybody's CPU time."""
+
+    system: str
+    # The switches of the system that a live run follows.
+    switches: Mapping[str, object]
+    counters: Totals
+    cpu_seconds: CpuSeconds
+
+    def table(self) -> dict[str, object]:
+        """Return the table ``tree`` of the manifest."""
+        counters = self.counters.table()
+        for name in ("gateways_cpu_seconds", "hops_cpu_seconds"):
+            counters.pop(name, None)
+        return {"system": self.system, "switches": self.switches, **counters, "cpu_seconds": self.cpu_seconds}
+
+    def with_times(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+        """Return the object ``tree`` of ``--json``. ``rounds`` are the journal's entries."""
+        times = [entry["fold"]["completion_seconds"] for entry in rounds]
+        return {**self.table(), "aggregation_completion_seconds": times}
+
+    def sentence(self) -> str:
+        """Return a line about the work of the workers."""
+        found, half = self.counters, self.counters.handover_us.p50
+        handed = "" if half is None else f", an update handed over in {half:.0f} us"
+        died = f", {found.died} died" if found.died else ""
+        where = "one node" if found.nodes_used == 1 else f"{found.nodes_used} nodes"
+        routes = {"kernel": " inside the kernel", "node": " over Unix sockets"}
+        route = routes.get(found.routes, "") if handed else ""
+        workers = "worker" if found.workers == 1 else "workers"
+        return f"tree: {found.workers} {workers} on {where}{died}{handed}{route}"
+
+
+def work_report(plan: Plan, counters: str | None, cpu_seconds: float | None) -> WorkReport | None:
+    """Return what workers have done, from the core's counters (JSON); None without workers.
 
     ``cpu_seconds`` is the CPU time of the server's own process since it began to listen; None in virtual time.
     """
-    if told is None:
-        return {}
-    found: dict[str, Any] = json.loads(told)
-    gateways, hops = found.pop("gateways_cpu_seconds", None), found.pop("hops_cpu_seconds", 0.0)
-    found.pop("now", None)  # the state at this moment is for live metrics alone
-    workers = None if cpu_seconds is None else found["cpu_seconds"]
-    found["cpu_seconds"] = {"server": cpu_seconds, "workers": workers}
-    found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
-    found["cpu_seconds"] |= {"hops": hops} if hops > 0 and cpu_seconds is not None else {}
-    return {"nodes_used": 1, **found}
-
-
-def table(found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the object ``tree`` of ``--json``. ``rounds`` are the journal's entries."""
-    times = [entry["fold"]["completion_seconds"] for entry in rounds]
-    return {**found, "aggregation_completion_seconds": times}
-
-
-def sentence(found: Mapping[str, Any]) -> str:
-    """Return a line about the work of the workers."""
-    half = found["handover_us"]["p50"]
-    handed = "" if half is None else f", an update handed over in {half:.0f} us"
-    gone = f", {found['died']} died" if found["died"] else ""
-    count, nodes = found["workers"], found["nodes_used"]
-    where = "one node" if nodes == 1 else f"{nodes} nodes"
-    route = {"kernel": " inside the kernel", "node": " over Unix sockets"}.get(found["routes"], "") if handed else ""
-    return f"tree: {count} {'worker' if count == 1 else 'workers'} on {where}{gone}{handed}{route}"
+    if counters is None:
+        return None
+    tree, totals = plan.tree or TreeSection(), wire.decode(Totals, counters)
+    hops = totals.hops_cpu_seconds if totals.hops_cpu_seconds > 0 and cpu_seconds is not None else None
+    workers = None if cpu_seconds is None else totals.cpu_seconds
+    followed = {key: value for key, value in switches(tree).items() if key not in NOT_FOLLOWED}
+    return WorkReport(
+        tree.system, followed, totals, CpuSeconds(cpu_seconds, workers, totals.gateways_cpu_seconds, hops)
+    )

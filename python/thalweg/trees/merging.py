@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, Final, NamedTuple
 
-# Keys of a transfer whose values are times on the node's clock.
-TIMES: Final = ("send_start", "send_end", "receive_start", "receive_end")
+from thalweg.apps.outcome import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
+from thalweg.trees import answers
+from thalweg.trees.counters import Counters, NodeClients, Percentiles, Routed, Started, Totals
+
 # Counters of workers. The merged value is the sum over all nodes.
 ADDED: Final = (
     "workers",
@@ -44,12 +46,12 @@ class Part:
 
     node: str
     clients: Sequence[str]
-    outcome: Mapping[str, Any] | None = None
+    outcome: answers.Outcome | None = None
     reason: str = ""
     shift: float = 0.0
     first: float | None = None
     # Transfers between nodes: of the model to this node, and of its sums to the top.
-    between: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    between: Sequence[Transfer] = ()
 
     def drop(self, reason: str) -> None:
         """Drop the outcome for this reason, so that the round counts none of the node's updates."""
@@ -61,56 +63,71 @@ class Part:
         return len(self.counting)
 
     @property
-    def counting(self) -> list[Mapping[str, Any]]:
+    def counting(self) -> list[Participant]:
         """The participants whose updates the node's sums contain."""
-        parts = () if self.outcome is None else self.outcome["participants"]
-        return [part for part in parts if part["state"] in ("whole", "partial")]
+        return [] if self.outcome is None else self.outcome.counting
 
     @property
     def statement(self) -> Statement:
         """The node's statement about its sums, computed from the participants of its outcome."""
         counting = self.counting
-        whole = all(part["state"] == "whole" for part in counting)
-        return Statement(len(counting), fsum(part["samples"] for part in counting), whole)
+        whole = all(part.state == "whole" for part in counting)
+        return Statement(len(counting), fsum(part.samples or 0 for part in counting), whole)
 
 
-def timeline(parts: Iterable[Part]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Mean:
+    """The mean of a round's sums: how many of its bytes no update covers, and the wall clock time when it was made.
+
+    ``top`` and ``shares`` as in ``TreeFold``. ``has``: the nodes that have the whole mean already.
+    """
+
+    uncovered_bytes: int | None
+    done: float
+    top: str | None = None
+    shares: tuple[NodeShare, ...] | None = None
+    has: Sequence[str] = ()
+
+
+def timeline(parts: Iterable[Part]) -> Timeline:
     """Return the work of all nodes' workers in a round, with times on the root's clock."""
-    told = [(part, found) for part in parts if (found := (_of(part).get("fold") or {}).get("timeline")) is not None]
-    return {
-        "did": [
-            {"node": part.node, **one, "start": one["start"] + part.shift, "end": one["end"] + part.shift}
-            for part, found in told
-            for one in found["did"]
-        ],
-        "left_out": sum(found["left_out"] for _, found in told),
-    }
+    known = [(part, part.outcome.fold.timeline) for part in parts if part.outcome is not None]
+    found = [(part, one) for part, one in known if one is not None]
+    spans = (
+        WorkSpan(span.worker, span.what, span.start + part.shift, span.end + part.shift, span.updates, part.node)
+        for part, one in found
+        for span in one.did
+    )
+    return Timeline(tuple(spans), sum(one.left_out for _, one in found))
 
 
-def merged(number: int, parts: Sequence[Part], start: float, seconds: float, fold: Mapping[str, Any]) -> dict[str, Any]:
+def merged(number: int, parts: Sequence[Part], start: float, seconds: float, mean: Mean) -> Outcome:
     """Return the outcome of a round that began at ``start`` on the root's clock and took ``seconds``."""
-    said = [part for part in parts if part.outcome is not None]
-    transfers = [_moved(way, part.shift) for part in said for way in _of(part)["transfers"]]
-    between = [way for part in parts for way in part.between]
-    return {
-        "round": number,
-        "expected": sum(len(part.clients) for part in parts),
-        "complete": len(said) == len(parts) and all(_of(part)["complete"] for part in said),
-        "start": start,
-        "seconds": seconds,
-        "communication_seconds": covered(_span(way) for way in transfers),
-        "bytes_down": sum(_of(part)["bytes_down"] for part in said),
-        "bytes_up": sum(_of(part)["bytes_up"] for part in said),
-        "participants": [one for part in parts for one in _participants(part)],
-        "transfers": transfers,
-        "congestion_control": next((_of(part)["congestion_control"] for part in said), None),
-        "fold": {
-            **fold,
-            "nodes": [_told(part) for part in parts],
-            "between_bytes": sum(way["wire_bytes"] for way in between),
-            "timeline": timeline(parts),
-        },
-    }
+    outcomes = [(part, part.outcome) for part in parts if part.outcome is not None]
+    firsts = [part.first for part in parts if part.first is not None]
+    transfers = tuple(_moved(one, part.shift) for part, outcome in outcomes for one in outcome.transfers)
+    return Outcome(
+        round=number,
+        expected=sum(len(part.clients) for part in parts),
+        complete=len(outcomes) == len(parts) and all(outcome.complete for _, outcome in outcomes),
+        start=start,
+        seconds=seconds,
+        communication_seconds=covered(_span(one) for one in transfers),
+        bytes_down=sum(outcome.bytes_down for _, outcome in outcomes),
+        bytes_up=sum(outcome.bytes_up for _, outcome in outcomes),
+        participants=tuple(one for part in parts for one in _participants(part)),
+        transfers=transfers,
+        congestion_control=next((outcome.congestion_control for _, outcome in outcomes), None),
+        fold=TreeFold(
+            uncovered_bytes=mean.uncovered_bytes,
+            completion_seconds=mean.done - min(firsts) if firsts else None,
+            nodes=tuple(_node_part(part) for part in parts),
+            between_bytes=sum(one.wire_bytes for part in parts for one in part.between),
+            timeline=timeline(parts),
+            top=mean.top,
+            shares=mean.shares,
+        ),
+    )
 
 
 def covered(spans: Iterable[tuple[float, float] | None]) -> float:
@@ -122,58 +139,78 @@ def covered(spans: Iterable[tuple[float, float] | None]) -> float:
     return total
 
 
-def workers(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the nodes' counters of their workers: sums, and of times the slowest node's percentiles."""
-    found: dict[str, Any] = {key: sum(one[key] for one in told) for key in ADDED}
-    slowest = {key: _slowest([one[key] for one in told]) for key in SLOWEST}
-    started = {how: sum(one["started"][how] for one in told) for how in ("template", "program")}
-    return {**found, "started": started, **slowest, **_routes(told)}
+def workers(
+    counters: Sequence[Counters],
+    nodes: Sequence[NodeClients] = (),
+    *,
+    top: str | None = None,
+    cpu_seconds: dict[str, float | None] | None = None,
+) -> Totals:
+    """Merge the nodes' counters of their workers: sums, and of times the slowest node's percentiles.
+
+    ``cpu_seconds`` is the CPU time of each node's own process.
+    """
+    added: dict[str, Any] = {key: sum(getattr(one, key) for one in counters) for key in ADDED}
+    slowest: dict[str, Any] = {key: _slowest([getattr(one, key) for one in counters]) for key in SLOWEST}
+    kernels = [one.notes for one in counters if one.notes is not None]
+    notes = Routed(*(sum(getattr(one, key) for one in kernels) for key in ("routed", "passed", "bytes")))
+    return Totals(
+        **added,
+        **slowest,
+        started=Started(sum(one.started.template for one in counters), sum(one.started.program for one in counters)),
+        routes=", ".join(sorted({one.routes for one in counters})),
+        routes_reason="; ".join(sorted({one.routes_reason for one in counters})),
+        notes=notes if kernels else None,
+        nodes_used=len(nodes),
+        nodes=tuple(nodes),
+        top=top,
+        gateways_cpu_seconds=cpu_seconds,
+    )
 
 
-def _slowest(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    known = {key: [value for one in times if (value := one[key]) is not None] for key in ("p50", "p99")}
-    return {key: max(values, default=None) for key, values in known.items()}
+def _slowest(times: Sequence[Percentiles]) -> Percentiles:
+    medians = [one.p50 for one in times if one.p50 is not None]
+    tails = [one.p99 for one in times if one.p99 is not None]
+    return Percentiles(max(medians, default=None), max(tails, default=None))
 
 
-def _routes(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how notes were routed on the nodes, the reasons, and the sums of the kernels' counts of notes."""
-    routes = sorted({one["routes"] for one in told})
-    reasons = sorted({one["routes_reason"] for one in told})
-    counted = [one["notes"] for one in told if one["notes"] is not None]
-    notes = {key: sum(one[key] for one in counted) for key in counted[0]} if counted else None
-    return {"routes": ", ".join(routes), "routes_reason": "; ".join(reasons), "notes": notes}
-
-
-def _of(part: Part) -> Mapping[str, Any]:
-    return part.outcome or {}
-
-
-def _participants(part: Part) -> list[dict[str, Any]]:
+def _participants(part: Part) -> list[Participant]:
     """Return a node's participants. If its part does not count, all its clients are lost for the part's reason.
 
     A client that the node does not mention is lost too.
     """
     if part.outcome is None:
         return [_lost(client, part.reason) for client in part.clients]
-    own = part.outcome["participants"]
-    silent = set(part.clients) - {one["client"] for one in own}
-    return [dict(one) for one in own] + [_lost(client, "it was not there") for client in sorted(silent)]
+    own = part.outcome.participants
+    silent = set(part.clients) - {one.client for one in own}
+    return [*own, *(_lost(client, "it was not there") for client in sorted(silent))]
 
 
-def _lost(client: str, reason: str) -> dict[str, Any]:
-    return {"client": client, "state": "lost", "samples": 0, "metrics": {}, "coverage": 0.0, "reason": reason}
+def _lost(client: str, reason: str) -> Participant:
+    return Participant(client=client, state="lost", samples=0, metrics={}, coverage=0.0, reason=reason)
 
 
-def _told(part: Part) -> dict[str, Any]:
-    return {"node": part.node, "clients": len(part.clients), "counted": part.counted, "reason": part.reason or None}
+def _node_part(part: Part) -> NodePart:
+    return NodePart(part.node, len(part.clients), part.counted, part.reason or None)
 
 
-def _moved(way: Mapping[str, Any], shift: float) -> dict[str, Any]:
-    return {**way, **{key: None if way[key] is None else way[key] + shift for key in TIMES}}
+def _moved(transfer: Transfer, shift: float) -> Transfer:
+    """Return a transfer with ``shift`` seconds added to its times."""
+
+    def moved(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds + shift
+
+    return replace(
+        transfer,
+        send_start=moved(transfer.send_start),
+        send_end=moved(transfer.send_end),
+        receive_start=moved(transfer.receive_start),
+        receive_end=moved(transfer.receive_end),
+    )
 
 
-def _span(way: Mapping[str, Any]) -> tuple[float, float] | None:
+def _span(transfer: Transfer) -> tuple[float, float] | None:
     """Return a transfer's first known start and last known end, on either side; None if one is missing."""
-    starts = [way[key] for key in ("send_start", "receive_start") if way[key] is not None]
-    ends = [way[key] for key in ("send_end", "receive_end") if way[key] is not None]
+    starts = [one for one in (transfer.send_start, transfer.receive_start) if one is not None]
+    ends = [one for one in (transfer.send_end, transfer.receive_end) if one is not None]
     return (min(starts), max(ends)) if starts and ends else None

@@ -17,35 +17,85 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
+from thalweg.apps.outcome import Outcome, ReplyFold, TreeFold
 from thalweg.errors import LinkError
 from thalweg.job.common.page_server import PLAIN, PageServer
+from thalweg.outcome import Entry
+from thalweg.trees.counters import Now, Workers
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-# Metrics of nodes, by name: help text, path of the value in a node's counters, and whether it only grows (a counter).
-_OF_NODES: Final[Mapping[str, tuple[str, str, bool]]] = {
-    "thalweg_workers": ("worker processes that there are to be", "workers", False),
-    "thalweg_workers_started": ("worker processes started", "aggregators_created", True),
-    "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", "warm", True),
-    "thalweg_worker_deaths": ("worker processes that ended while they were wanted", "died", True),
-    "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", "cpu_seconds", True),
-    "thalweg_folds": ("updates that workers added, one for each worker that adds its part", "now.folds", True),
-    "thalweg_commits": ("times that a worker committed its sums", "commits", True),
-    "thalweg_pool_bytes": ("memory of the pool", "pool_bytes", False),
-    "thalweg_pool_places": ("updates that the pool has room for", "now.places", False),
-    "thalweg_pool_free_places": ("updates that it has room for now", "now.free", False),
-    "thalweg_sums_bytes": ("memory of the workers' sums", "sums_bytes", False),
+# Metrics of nodes, by name: help text, the value in a node's counters, and whether it only grows (a counter).
+_OF_NODES: Final[Mapping[str, tuple[str, Callable[[Workers], float], bool]]] = {
+    "thalweg_workers": ("worker processes that there are to be", lambda node: node.workers, False),
+    "thalweg_workers_started": ("worker processes started", lambda node: node.aggregators_created, True),
+    "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", lambda n: n.warm, True),
+    "thalweg_worker_deaths": ("worker processes that ended while they were wanted", lambda node: node.died, True),
+    "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", lambda n: n.cpu_seconds, True),
+    "thalweg_folds": (
+        "updates that workers added, one for each worker that adds its part",
+        lambda n: n.now.folds,
+        True,
+    ),
+    "thalweg_commits": ("times that a worker committed its sums", lambda node: node.commits, True),
+    "thalweg_pool_bytes": ("memory of the pool", lambda node: node.pool_bytes, False),
+    "thalweg_pool_places": ("updates that the pool has room for", lambda node: node.now.places, False),
+    "thalweg_pool_free_places": ("updates that it has room for now", lambda node: node.now.free, False),
+    "thalweg_sums_bytes": ("memory of the workers' sums", lambda node: node.sums_bytes, False),
 }
 _HANDOVER: Final = "thalweg_handover_seconds"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 LOOPBACK: Final = "127.0.0.1"
 
 # A function that returns each node's counters, by the node's name.
-Counters = Callable[[], Mapping[str, Mapping[str, Any]]]
+Counters = Callable[[], Mapping[str, Workers]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the metrics count of a round. ``states``: what became of each participant's update."""
+
+    states: Sequence[str]
+    bytes_down: int | None
+    bytes_up: int | None
+    seconds: float | None
+    between_bytes: int | None = None
+    completion_seconds: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+
+    @classmethod
+    def of_outcome(cls, outcome: Outcome) -> Counted:
+        """Return what is counted of a round's outcome."""
+        fold = outcome.fold
+        return cls(
+            [part.state for part in outcome.participants],
+            outcome.bytes_down,
+            outcome.bytes_up,
+            outcome.seconds,
+            fold.between_bytes if isinstance(fold, TreeFold) else None,
+            None if isinstance(fold, ReplyFold) else fold.completion_seconds,
+        )
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> Counted:
+        """Return what is counted of a round's entry in the journal, or of an iteration's."""
+        fold = entry.get("fold") or {}
+        return cls(
+            [part["state"] for part in entry["clients"]],
+            entry["bytes_down"],
+            entry["bytes_up"],
+            entry["seconds"],
+            fold.get("between_bytes"),
+            fold.get("completion_seconds"),
+            entry["accuracy"],
+            entry["loss"],
+        )
 
 
 class Exposed:
@@ -83,25 +133,23 @@ class Exposed:
         self.url = f"http://{shown}:{self._server.port}/metrics"
         self._server.start()
 
-    def round(self, entry: Mapping[str, Any]) -> None:
-        """Count a round. ``entry`` is its entry in the journal, or the core's outcome."""
-        fold = entry.get("fold") or {}
+    def round(self, done: Counted) -> None:
+        """Count a round."""
         self._rounds.inc()
-        for part in _parts(entry):
-            self._updates.labels(part["state"]).inc()
-        for way in ("down", "up"):
-            self._bytes.labels(way).inc(entry.get(f"bytes_{way}") or 0)
-        if "between_bytes" in fold:
-            self._bytes.labels("between").inc(fold["between_bytes"])
-        for histogram, seconds in (
-            (self._seconds, entry.get("seconds")),
-            (self._completion, fold.get("completion_seconds")),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds)
-        for key in ("accuracy", "loss"):
-            if isinstance(entry.get(key), (int, float)):
-                self._model[key] = entry[key]
+        for state in done.states:
+            self._updates.labels(state).inc()
+        self._bytes.labels("down").inc(done.bytes_down or 0)
+        self._bytes.labels("up").inc(done.bytes_up or 0)
+        if done.between_bytes is not None:
+            self._bytes.labels("between").inc(done.between_bytes)
+        if done.seconds is not None:
+            self._seconds.observe(done.seconds)
+        if done.completion_seconds is not None:
+            self._completion.observe(done.completion_seconds)
+        if done.accuracy is not None:
+            self._model["accuracy"] = done.accuracy
+        if done.loss is not None:
+            self._model["loss"] = done.loss
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics that are read only on request. Prometheus' registry calls this for each request."""
@@ -109,21 +157,21 @@ class Exposed:
 
         for key, value in list(self._model.items()):
             yield GaugeMetricFamily(f"thalweg_{key}", f"{key} of the model, as evaluated last", value=value)
-        nodes: Mapping[str, Mapping[str, Any]] = {}
+        nodes: Mapping[str, Workers] = {}
         with suppress(_core.CoreError):  # the job is ending
             yield GaugeMetricFamily("thalweg_clients", "clients that are connected", value=len(self._clients()))
             nodes = self._nodes()
         if not nodes:
             return
-        for name, (text, path, grows) in _OF_NODES.items():
+        for name, (text, value_of, grows) in _OF_NODES.items():
             family = (CounterMetricFamily if grows else GaugeMetricFamily)(name, text, labels=["node"])
             for node, counters in nodes.items():
-                family.add_metric([node], _at(counters, path))
+                family.add_metric([node], float(value_of(counters)))
             yield family
         text = "from a node's note until its worker has the update"
         handovers = HistogramMetricFamily(_HANDOVER, text, labels=["node"])
         for node, counters in nodes.items():
-            handovers.add_metric([node], *_histogram(counters["now"]))
+            handovers.add_metric([node], *_histogram(counters.now))
         yield handovers
 
     def close(self) -> None:
@@ -138,10 +186,10 @@ def exposing(
     *,
     clients: Callable[[], Sequence[str]],
     nodes: Counters = dict,
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+) -> Iterator[Callable[[Counted], None]]:
     """Serve metrics at ``where`` if it is given; yield a function that counts a round. Raises LinkError."""
     if where is None:
-        yield lambda _entry: None
+        yield lambda _done: None
         return
     exposed = Exposed(where, clients=clients, nodes=nodes)
     note(f"metrics: {exposed.url}")
@@ -163,27 +211,11 @@ def _place(where: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def _parts(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the participants of a round. A journal's entry has them under ``clients``."""
-    for key in ("clients", "participants"):
-        found = entry.get(key)
-        if isinstance(found, list):
-            return found
-    return ()
-
-
-def _at(counters: Mapping[str, Any], path: str) -> float:
-    value: Any = counters
-    for key in path.split("."):
-        value = value[key]
-    return float(value)
-
-
-def _histogram(now: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:
+def _histogram(now: Now) -> tuple[list[tuple[str, float]], float]:
     """Return the histogram's cumulative buckets, and the sum of all hand-overs in seconds."""
     total, buckets = 0, []
-    bounds = [*(f"{bound / 1e6:g}" for bound in now["handover_bounds_us"]), "+Inf"]
-    for bound, count in zip(bounds, now["handover_counts"], strict=True):
+    bounds = [*(f"{bound / 1e6:g}" for bound in now.handover_bounds_us), "+Inf"]
+    for bound, count in zip(bounds, now.handover_counts, strict=True):
         total += count
         buckets.append((bound, float(total)))
-    return buckets, now["handover_sum_us"] / 1e6
+    return buckets, now.handover_sum_us / 1e6

@@ -5,27 +5,20 @@ A total is a number only if everybody who sends has reported. Else it is None: t
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from thalweg.job.star.attendance import COUNTED
+from thalweg.apps.outcome import COUNTED
+from thalweg.job.common import server_reports
+from thalweg.job.common.server_reports import Counting, Counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
 
+    from thalweg.outcome import Entry
+
 # Seconds to wait for clients' counts of what they retransmitted of their last update: a few round trips.
 COUNT_SECONDS: Final = 2.0
-WAYS: Final = ("down", "up")
-# Segments by direction: ``down`` were sent by the end that listens, ``up`` by the end that connected to it.
-Counts: TypeAlias = "Mapping[str, int | None]"
-
-
-class Counting(Protocol):
-    """A server of the core, for rounds or for tasks."""
-
-    def resent(self, timeout: float) -> str:
-        """Return, as JSON, each client's count of segments retransmitted down to it and up by it."""
 
 
 def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> Counts:
@@ -36,27 +29,30 @@ def counted(server: Counting, absent: Callable[[], object], senders: Container[s
     update; others need not have reported anything.
     """
     began = time.monotonic()
-    clients: Mapping[str, Counts] = json.loads(server.resent(COUNT_SECONDS))
+    clients = server_reports.resent(server, COUNT_SECONDS)
     # The core returns at once when all clients that are connected have reported their counts.
     if time.monotonic() - began >= COUNT_SECONDS or absent():
-        return dict.fromkeys(WAYS)
-    silent = [name for name, counts in clients.items() if counts["up"] is None and name not in senders]
-    up = totals(counts for name, counts in clients.items() if name not in silent)["up"]
-    return {"down": totals(clients.values())["down"], "up": up}
+        return Counts()
+    reported = [counts for name, counts in clients.items() if counts.up is not None or name in senders]
+    return Counts(totals(clients.values()).down, totals(reported).up)
 
 
 def totals(each: Iterable[Counts]) -> Counts:
     """Return the sum of counts by direction. It is None if one of the counts is None, or if there are no counts."""
     every = list(each)
-    found = {way: [counts[way] for counts in every] for way in WAYS}
-    return {way: sum(n for n in ns if n is not None) if ns and None not in ns else None for way, ns in found.items()}
+    return Counts(_total([one.down for one in every]), _total([one.up for one in every]))
 
 
-def manifest_counts(counts: Counts, first: int, *, broker: bool) -> Mapping[str, Any]:
+def _total(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def manifest_counts(counts: Counts, first: int, *, broker: bool) -> Mapping[str, object]:
     """Return the counts for the manifest. They begin at round ``first``, and do not include a broker's segments."""
-    return {"first": first, **counts, **({"broker": None} if broker else {})}
+    return {"first": first, **vars(counts), **({"broker": None} if broker else {})}
 
 
-def senders(rounds: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def senders(rounds: Iterable[Entry]) -> frozenset[str]:
     """Return the clients whose updates count in one of a record's rounds."""
     return frozenset(one["client"] for entry in rounds for one in entry["clients"] if one["state"] in COUNTED)

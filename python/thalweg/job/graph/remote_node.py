@@ -11,7 +11,7 @@ from thalweg import machine
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common import core_shares
 from thalweg.job.common.failure import recording
-from thalweg.job.common.metrics import exposing
+from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.graph.iterations import turns_of
 from thalweg.job.graph.node import standing
 from thalweg.job.graph.peer import Peer
@@ -84,7 +84,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             recording(record, progress, AGAIN),
             exposing(plan.record.metrics, progress.note, clients=lambda: around) as count,
         ):
-            record.watch(count)
+            record.watch(lambda entry: count(Counted.of_entry(entry)))
             progress.note(f"waiting for {', '.join(around)}")
             turns = turns_of(schedule, plan.members, name, plan.weights)
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}

@@ -20,7 +20,7 @@ from thalweg.errors import RecordError, RoundError
 from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.common.messages import Failure, Line
-from thalweg.job.common.metrics import exposing
+from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.common.session import Session, session
 from thalweg.job.graph.entries import Collector
 from thalweg.job.graph.iterations import turns_of
@@ -272,7 +272,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
         progress.note(f"record: {record.path}")
         course = Course(plan, schedule, network, record, progress, done=done)
         with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
-            record.watch(count)
+            record.watch(lambda entry: count(Counted.of_entry(entry)))
             try:
                 course.meet(Orders(plan, schedule, trusts, network, record, done))
                 record.note(**course.facts)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
+from thalweg.apps.outcome import Participant
 from thalweg.machine import Usage
-from thalweg.outcome import Participant
 
-COUNTED: Final = ("whole", "partial")
-# The core's clients that are not connected: name, reason, and whether each left for good.
-Departed: TypeAlias = list[tuple[str, str, bool]]
 # Maximum number of absent clients that get a line each at the end of a job. The others are only counted.
 NAMED: Final = 10
 
@@ -53,14 +50,14 @@ class Attendance:
         """Count a round, from its outcome's participants."""
         self.rounds += 1
         for part in participants:
-            client = self._of(part["client"])
-            if part["state"] in COUNTED:
+            client = self._of(part.client)
+            if part.counts:
                 client.counted += 1
             else:
                 client.missed += 1
-                client.reason = part["reason"]
-            used = part["usage"]
-            client.used = _most(client.used, Usage(used.get("cpu_seconds"), used.get("peak_rss_bytes")))
+                client.reason = part.reason
+            if part.usage is not None:
+                client.used = _most(client.used, Usage(part.usage.cpu_seconds, part.usage.peak_rss_bytes))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
         """Take the core's list of clients that are not connected now: name, why, and whether it left for good.

@@ -6,28 +6,30 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thalweg import _core, algorithms, apps, machine
+from thalweg import _core, algorithms, apps, machine, wire
 from thalweg.apps.metrics import Intake
+from thalweg.apps.outcome import Outcome
 from thalweg.errors import RecordError
+from thalweg.job.common import server_reports
 from thalweg.job.common.failure import RUN, end_badly
-from thalweg.job.common.metrics import exposing
+from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
-from thalweg.job.common.resent import COUNT_SECONDS, Counts, counted, manifest_counts, senders, totals
+from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, senders, totals
+from thalweg.job.common.server_reports import Counts
 from thalweg.job.common.session import SERVER
 from thalweg.job.star.attendance import Absence, Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.machine.waiting import WAIT_SLICE
-from thalweg.outcome import Entry, Outcome, Summary, SummaryRound
+from thalweg.outcome import Entry, Summary, SummaryRound
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
@@ -35,6 +37,8 @@ from thalweg.plan.options import server_options
 from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
 from thalweg.trees import live
+from thalweg.trees.counters import Workers
+from thalweg.trees.live import WorkReport
 from thalweg.ui.progress import round_line
 from thalweg.wire import Table
 
@@ -65,8 +69,8 @@ class Result:
     emulation_reason: str | None = None
     # Why this transport was chosen, if the plan left the choice.
     transport_reason: str | None = None
-    # The counters of the workers' work, in a job whose updates were folded by workers.
-    tree: Table | None = None
+    # What the workers have done, in a job whose updates were folded by workers.
+    tree: WorkReport | None = None
 
     def table(self) -> Summary:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
@@ -86,7 +90,7 @@ class Result:
             "record": str(self.record.path),
         }
         if self.tree is not None:
-            summary["tree"] = live.table(self.tree, list(self.record.rounds()))
+            summary["tree"] = self.tree.with_times(list(self.record.rounds()))
         return summary
 
 
@@ -124,8 +128,8 @@ class Host:
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
-    # The counters of the workers' work: filled when the job is done, and empty in a job without workers.
-    tree: dict[str, Any] = field(default_factory=dict)
+    # What the workers have done, once the job is done; empty in a job without workers.
+    work: list[WorkReport] = field(default_factory=list)
 
     @property
     def evaluators(self) -> Sequence[str]:
@@ -183,22 +187,21 @@ class Host:
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
-        found = live.facts(self.server.tree(), machine.cpu_seconds(self.cpu_before))
-        self.tree.update(live.system(self.plan) | found if found else {})
-        if self.tree:
-            self.record.note(tree=self.tree)
+        work = live.work_report(self.plan, self.server.tree(), machine.cpu_seconds(self.cpu_before))
+        if work is not None:
+            self.work.append(work)
+            self.record.note(tree=work)
         with_broker = registry.can(self.plan.scheme).broker
         self.record.note(resent=manifest_counts(self._resent(), self.first, broker=with_broker))
-        self.attendance.departed(json.loads(self.server.departed()))
+        self.attendance.departed(server_reports.departed(self.server))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
 
     def connected(self) -> list[str]:
         """Return the names of the connected clients, sorted."""
-        names: list[str] = json.loads(self.server.clients())
-        return sorted(names)
+        return sorted(server_reports.clients(self.server))
 
-    def worker_counters(self) -> dict[str, Any]:
+    def worker_counters(self) -> Mapping[str, Workers]:
         """Return the counters of each node's workers so far, by the node's name; "server" for workers of this server.
 
         It is empty in a job without workers.
@@ -206,26 +209,27 @@ class Host:
         if isinstance(self.server, Tree):
             return self.server.worker_counters()
         counters = self.server.tree()
-        return {} if counters is None else {SERVER: json.loads(counters)}
+        return {} if counters is None else {SERVER: wire.decode(Workers, counters)}
 
     def _resent(self) -> Counts:
         """Return how many segments all links of the job sent again."""
         if isinstance(self.server, Tree):
-            return totals(json.loads(self.server.resent(COUNT_SECONDS)).values())
-        return counted(self.server, lambda: json.loads(self.server.departed()), senders(self.record.rounds()))
+            return totals(server_reports.resent(self.server, COUNT_SECONDS).values())
+        absent = lambda: server_reports.departed(self.server)  # noqa: E731
+        return counted(self.server, absent, senders(self.record.rounds()))
 
     def _step(self, number: int, names: Sequence[str]) -> Entry:
         """Run a round, evaluate the model if the server does that, and return the journal's entry."""
         end_if_interrupted()
         self.progress.begin(number, self.plan.job.rounds)
         outcome = self._round(number, names)
-        self.attendance.add(outcome["participants"])
+        self.attendance.add(outcome.participants)
         started = time.perf_counter()
         evaluation = self.party.evaluate() if SERVER in self.evaluators else {}
         return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
 
     def _round(self, number: int, names: Sequence[str]) -> Outcome:
-        config = json.dumps(round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators))
+        config = wire.encode(round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators))
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
@@ -267,7 +271,7 @@ class Host:
             bound=self.bound,
             emulation="none" if self.session is None else self.session.emulation,
             emulation_reason=None if self.session is None else self.session.reason,
-            tree=self.tree or None,
+            tree=self.work[0] if self.work else None,
         )
 
 
@@ -301,7 +305,7 @@ def hosting(
     def listen() -> Serving:
         if has_nodes(plan):
             return tree_of(plan, party.arena, options, trust, url, address=address)
-        return _core.Server(party.arena, url, json.dumps(options))
+        return _core.Server(party.arena, url, wire.encode(options))
 
     server = listen() if session is None else session.listen(listen)
     try:
@@ -318,7 +322,7 @@ def hosting(
             with exposing(
                 plan.record.metrics, progress.note, clients=host.connected, nodes=host.worker_counters
             ) as count:
-                record.watch(count)
+                record.watch(lambda entry: count(Counted.of_entry(entry)))
                 yield host
         except BaseException as error:
             server.close("the job was interrupted" if not isinstance(error, Exception) else "the job failed")
@@ -344,11 +348,11 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Table) -> 
         raise
 
 
-def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
+def _compare(record: RunRecord, facts: Table, progress: Progress) -> None:
     """If a resumed run has another app than the record, report that and record the new app."""
     if "app" not in facts:
         return
-    change = apps.changed(record.manifest.get("app"), facts["app"])
+    change = apps.changed(record.manifest.get("app"), wire.part(facts, "app"))
     if change is not None:
         progress.note(change)
         record.log(change)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.apps import name_of
-from thalweg.job.common.parties import bytes_of
-from thalweg.outcome import Outcome
+from thalweg.apps.outcome import Outcome
+from thalweg.job.common.parties import Metrics, bytes_of
 from thalweg.plan.bound import bound_of
 from thalweg.record import RunRecord, entry
 from thalweg.ui.progress import round_line
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.star.attendance import Attendance
@@ -69,7 +68,7 @@ class Recording:
         """Write into the record's plan how many rounds there will be. Raises RecordError."""
         self.record.replan(self.record.plan.merge({"job.rounds": rounds}))
 
-    def keep(self, outcome: Outcome, evaluation: Table, seconds: float | None) -> None:
+    def keep(self, outcome: Outcome, evaluation: Metrics, seconds: float | None) -> None:
         """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError."""
         row = entry(outcome, evaluation, seconds)
         number = int(row["round"])

@@ -8,12 +8,14 @@ values of its own clients' updates, as any aggregator can.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from thalweg import _core
 from thalweg.job.tree.messages import Proofs, Request
 from thalweg.job.tree.tops import Node, Received
+from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.merging import Part
 
 # Maximum number of proofs in one request. A proof has about 400 bytes, and the head with all of them at most 1 MiB.
@@ -22,19 +24,30 @@ MOST_PROOFS: Final = 1000
 MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
-# Sends a request to a node and returns its answer.
-AskOne = Callable[[Request, Node], Received]
+
+class AskOne(Protocol):
+    """Sends a request to a node and returns its answer."""
+
+    def __call__(self, request: Request[AnyAnswer], node: Node) -> Received[AnyAnswer]: ...
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What clients' proofs are checked with: the ``issuer``, or else the ``token``, of this ``job``.
+
+    With neither no client has to prove anything: the job is open to this machine.
+    """
+
+    issuer: str | None = None
+    token: str | None = None
+    job: int = 1
 
 
 class Judge:
     """Checks nodes' parts in a round. It keeps which clients' updates count in the round, and at which node."""
 
-    def __init__(self, keys: Mapping[str, Any], ask: AskOne) -> None:
-        """``keys`` has the root's ``issuer`` or ``token``, and the ``job``.
-
-        With neither issuer nor token no client has to prove anything: the job is open to this machine.
-        """
-        self._issuer, self._token, self._job = keys.get("issuer"), keys.get("token"), int(keys.get("job", 1))
+    def __init__(self, keys: Keys, ask: AskOne) -> None:
+        self._keys = keys
         self._ask = ask
         self._counted: dict[str, str] = {}
         self._lines: dict[str, int] = {}
@@ -46,13 +59,13 @@ class Judge:
 
     def unproven(self, node: Node, clients: Sequence[str]) -> list[str]:
         """Ask a node for the missing proofs of these clients; return the clients that still have none."""
-        if self._issuer is None and self._token is None:
+        if self._keys.issuer is None and self._keys.token is None:
             return []
         missing = [client for client in clients if client not in node.proven]
         for start in range(0, len(missing), MOST_PROOFS):
             requested = missing[start : start + MOST_PROOFS]
             received = self._ask(Proofs(requested), node)
-            shown = {} if received.head is None else received.head["proofs"]
+            shown = {} if received.head is None else received.head.proofs
             node.proven |= {client for client in requested if client in shown and self._holds(client, shown[client])}
         return [client for client in missing if client not in node.proven]
 
@@ -61,13 +74,15 @@ class Judge:
 
         ``known``: the root placed the clients at its nodes, so a node may count only those placed there.
         """
-        outcome = part.outcome or {}
-        if outcome["round"] != number:
-            return f"its node {part.node} speaks of round {outcome['round']}"
-        names = [one["client"] for one in outcome["participants"]]
+        outcome = part.outcome
+        if outcome is None:
+            return part.reason
+        if outcome.round != number:
+            return f"its node {part.node} speaks of round {outcome.round}"
+        names = [one.client for one in outcome.participants]
         if len(set(names)) < len(names):
             return f"its node {part.node} names a client twice"
-        counting = [one["client"] for one in part.counting]
+        counting = [one.client for one in part.counting]
         why = self._others_client(counting, node, others)
         if why is None and (unproven := self.unproven(node, counting)):
             why = f"counts {unproven[0]}, and has no proof that it was there"
@@ -99,7 +114,7 @@ class Judge:
 
     def _holds(self, client: str, shown: str) -> bool:
         try:
-            proof = base64.b64decode(shown, validate=True)
-            return _core.pki_check_forwarded_proof(self._issuer, self._token, self._job, proof) == client
+            proof, keys = base64.b64decode(shown, validate=True), self._keys
+            return _core.pki_check_forwarded_proof(keys.issuer, keys.token, keys.job, proof) == client
         except (_core.CoreError, ValueError):
             return False

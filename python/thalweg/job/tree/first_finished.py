@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import Finish, Give, Lead, Request, SumsWanted, Take
-from thalweg.job.tree.others import Answer, Others
+from thalweg.job.tree.others import Answer, AnswerOthers, Others
 from thalweg.trees import answers
 from thalweg.trees.merging import Statement
 from thalweg.wire import Table
@@ -21,7 +20,7 @@ Sums = tuple[bytes, "_core.Arena"]
 # Returns the sums of a node's last round, or only those of a range of bytes; None if the node has none.
 SumsOf = Callable[["tuple[int, int] | None"], "Sums | None"]
 # Makes a node's links with the other nodes. Its argument is the function that answers their requests.
-Link = Callable[[Callable[[Mapping[str, Any], "_core.Arena | None"], Answer]], Others]
+Link = Callable[[AnswerOthers], Others]
 
 
 class SumsExchange(Protocol):
@@ -29,7 +28,7 @@ class SumsExchange(Protocol):
 
     others: Others
 
-    def do(self, request: Request) -> Answer:
+    def do(self, request: Request[Any]) -> Answer:
         """Carry out a request of the root. Raises CoreError or RoundError if the node cannot."""
 
     def begin(self, *, kept: bool) -> None:
@@ -41,55 +40,56 @@ class Gathering:
 
     def __init__(self, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
         self._model, self._sums = model, sums
-        self._top = _core.Top(model, json.dumps(top))
-        self.others = link(lambda *_: _given(self._sums(None)))
+        self._top = _core.Top(model, wire.encode(top))
+        self.others = link(lambda *_: given(self._sums(None)))
 
     def begin(self, *, kept: bool) -> None:
         """Begin a round; there is nothing to do."""
 
-    def do(self, request: Request) -> Answer:
+    def do(self, request: Request[Any]) -> Answer:
         """Carry out a request of the root and return the answer."""
         if isinstance(request, Lead):
             return self._lead(statement_of(request.claim)), None
         if isinstance(request, Give):
             self.others.join(request.to)
-            return {}, None
+            return answers.Nothing(), None
         if isinstance(request, Take):
             return self._take(request.node, statement_of(request.claim)), None
         if isinstance(request, Finish):
-            return {"fold": json.loads(self._top.finish()), "done": time.time()}, self._model
+            fold = wire.decode(answers.MeanFold, self._top.finish())
+            return answers.Mean(fold=fold, done=time.time()), self._model
         raise not_understood(request.do)
 
-    def _lead(self, statement: Statement) -> dict[str, Any]:
+    def _lead(self, statement: Statement) -> answers.Refusable:
         """Become the top, and begin with this node's own sums."""
         self._top.forget()
         own = self._sums(None)
         if own is None:
-            return {"refused": "it has no sums"}
+            return answers.Refusable(refused="it has no sums")
         head, cells = own
         self._top.merge(head, cells, *statement)
-        return {}
+        return answers.Refusable()
 
-    def _take(self, name: str, statement: Statement) -> dict[str, Any]:
+    def _take(self, name: str, statement: Statement) -> answers.Taken:
         """Add another node's sums if they fit ``statement``; the answer says why they were refused, if they were."""
         (reply,) = self.others.ask(SumsWanted(), [name])
         why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
-        return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
+        return answers.Taken(between=reply.between, refused=why)
 
 
-def _given(sums: Sums | None) -> Answer:
+def given(sums: Sums | None) -> Answer:
     """Return the answer that carries sums. Raises RoundError if there are none."""
     if sums is None:
         raise RoundError("it has no sums", "See the record's log.txt")
-    return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+    return answers.Sums(sums=base64.b64encode(sums[0]).decode()), sums[1]
 
 
-def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, statement: Statement) -> str | None:
+def taken(top: _core.Top, head: bytes, cells: _core.Arena | None, statement: Statement) -> str | None:
     """Add another node's sums to the top's; return why they were refused, None if they were not."""
     if cells is None:
         return "it has no sums"
     try:
-        top.merge(base64.b64decode(answers.checked("sums", head)["sums"]), cells, *statement)
+        top.merge(base64.b64decode(answers.read(answers.Sums, "sums", head).sums), cells, *statement)
     except (_core.CoreError, ValueError) as error:
         return str(error)
     return None

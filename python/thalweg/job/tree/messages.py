@@ -6,11 +6,14 @@ On the way each is a JSON object with the fields by name. A field whose default 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar, Final, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Generic, TypeAlias, cast
 
 from typing_extensions import Self
 
+from thalweg import wire
+from thalweg.trees import answers
+from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.merging import Statement
 from thalweg.wire import Table
 
@@ -24,8 +27,7 @@ class Message:
 
     def table(self) -> dict[str, object]:
         """Return its fields by name, as they go over the wire."""
-        named = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
-        return {name: value for name, (value, default) in named.items() if value is not None or default is MISSING}
+        return wire.sparse(self)
 
     @classmethod
     def of(cls, table: Table) -> Self:
@@ -34,10 +36,15 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Request(Message):
-    """A request of the root to a node, named ``do`` on the way."""
+class Request(Message, Generic[AnyAnswer]):
+    """A request of the root to a node, named ``do`` on the way. ``form`` is the kind of its answer."""
 
     do: ClassVar[str]
+    form: ClassVar[type[answers.Form]]
+
+    def read(self, text: bytes) -> AnyAnswer:
+        """Return the answer in a text. Raises JsonError, which names the first wrong field."""
+        return cast("AnyAnswer", answers.read(self.form, self.do, text))
 
     def table(self) -> dict[str, object]:
         """Return its name and its fields."""
@@ -54,10 +61,11 @@ class TopOptions(Message):
 
 
 @dataclass(frozen=True)
-class Open(Request):
+class Open(Request[answers.Opened]):
     """Listen for clients, with the options of the core's server; ``listen`` is where the node did before."""
 
     do: ClassVar[str] = "open"
+    form: ClassVar[type[answers.Form]] = answers.Opened
     options: Mapping[str, object]
     listen: str | None
     layout: Sequence[tuple[str, str, Sequence[int], int]]
@@ -71,21 +79,23 @@ class Open(Request):
 
 
 @dataclass(frozen=True)
-class Wait(Request):
+class Wait(Request[answers.State]):
     """Wait until the node's clients are there, at most so long."""
 
     do: ClassVar[str] = "wait"
+    form: ClassVar[type[answers.Form]] = answers.State
     seconds: float
 
 
 @dataclass(frozen=True)
-class Round(Request):
+class Round(Request[answers.Round]):
     """Run a round.
 
     ``kept``: the model of the last one stays. ``only`` has the clients that take part, by node; without it all do.
     """
 
     do: ClassVar[str] = "round"
+    form: ClassVar[type[answers.Form]] = answers.Round
     round: int
     config: str
     kept: bool | None = None
@@ -93,25 +103,28 @@ class Round(Request):
 
 
 @dataclass(frozen=True)
-class Resent(Request):
+class Resent(Request[answers.Resent]):
     """Count what was sent again, when the rounds are over."""
 
     do: ClassVar[str] = "resent"
+    form: ClassVar[type[answers.Form]] = answers.Resent
 
 
 @dataclass(frozen=True)
-class Proofs(Request):
+class Proofs(Request[answers.Proofs]):
     """Return the proofs that these clients have shown."""
 
     do: ClassVar[str] = "proofs"
+    form: ClassVar[type[answers.Form]] = answers.Proofs
     clients: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Forget(Request):
+class Forget(Request[answers.Nothing]):
     """Wait no more for a client."""
 
     do: ClassVar[str] = "forget"
+    form: ClassVar[type[answers.Form]] = answers.Nothing
     client: str
     why: str
 
@@ -128,10 +141,11 @@ class Place(Message):
 
 
 @dataclass(frozen=True)
-class Homes(Request):
+class Homes(Request[answers.Nothing]):
     """Where clients belong. ``after`` and ``counted`` are rounds of clients that have moved (``placement.notice``)."""
 
     do: ClassVar[str] = "homes"
+    form: ClassVar[type[answers.Form]] = answers.Nothing
     nodes: Sequence[Place]
     after: Mapping[str, int]
     counted: Mapping[str, int]
@@ -144,51 +158,57 @@ class Homes(Request):
 
 
 @dataclass(frozen=True)
-class Gone(Request):
+class Gone(Request[answers.Nothing]):
     """Wait no more for another node."""
 
     do: ClassVar[str] = "gone"
+    form: ClassVar[type[answers.Form]] = answers.Nothing
     node: str
     why: str
 
 
 @dataclass(frozen=True)
-class Lead(Request):
+class Lead(Request[answers.Refusable]):
     """Be the top of this round, beginning with one's own sums, of which ``claim`` is what the root knows."""
 
     do: ClassVar[str] = "lead"
+    form: ClassVar[type[answers.Form]] = answers.Refusable
     claim: Statement
 
 
 @dataclass(frozen=True)
-class Give(Request):
+class Give(Request[answers.Nothing]):
     """Let the node at this address take the sums of one's own rounds."""
 
     do: ClassVar[str] = "give"
+    form: ClassVar[type[answers.Form]] = answers.Nothing
     to: str
 
 
 @dataclass(frozen=True)
-class Take(Request):
+class Take(Request[answers.Taken]):
     """Take the sums of another node."""
 
     do: ClassVar[str] = "take"
+    form: ClassVar[type[answers.Form]] = answers.Taken
     node: str
     claim: Statement
 
 
 @dataclass(frozen=True)
-class Finish(Request):
+class Finish(Request[answers.Mean]):
     """Take the mean of all sums that the node has."""
 
     do: ClassVar[str] = "finish"
+    form: ClassVar[type[answers.Form]] = answers.Mean
 
 
 @dataclass(frozen=True)
-class Share(Request):
+class Share(Request[answers.Shared]):
     """Take the sums of one's part of the bytes from all others."""
 
     do: ClassVar[str] = "share"
+    form: ClassVar[type[answers.Form]] = answers.Shared
     turn: int
     nodes: Mapping[str, Statement]
     parts: Mapping[str, Bytes]
@@ -196,18 +216,20 @@ class Share(Request):
 
 
 @dataclass(frozen=True)
-class Settle(Request):
+class Settle(Request[answers.Mean]):
     """Take the mean of one's part, and send it to these nodes."""
 
     do: ClassVar[str] = "settle"
+    form: ClassVar[type[answers.Form]] = answers.Mean
     to: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Told(Request):
+class Told(Request[answers.Delivered]):
     """Wait until all others have one's part of the mean."""
 
     do: ClassVar[str] = "told"
+    form: ClassVar[type[answers.Form]] = answers.Delivered
 
 
 @dataclass(frozen=True)
@@ -225,7 +247,7 @@ class MeanPart(Message):
     turn: int
 
 
-_KINDS: Final[Mapping[str, type[Request]]] = {
+_KINDS: Final[Mapping[str, type[Request[Any]]]] = {
     kind.do: kind
     for kind in (
         Open,
@@ -247,7 +269,7 @@ _KINDS: Final[Mapping[str, type[Request]]] = {
 }
 
 
-def decode(table: Table) -> Request | None:
+def decode(table: Table) -> Request[Any] | None:
     """Return the root's request that a table stands for, None if there is none of this name.
 
     Raises KeyError or TypeError for missing fields.

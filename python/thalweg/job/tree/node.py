@@ -29,22 +29,23 @@ A node that was started anew answers ``{"unopened": true}`` until it is opened.
 from __future__ import annotations
 
 import base64
-import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg import _core, bounded_json, machine
+from thalweg import _core, bounded_json, machine, wire
+from thalweg.apps import outcome
 from thalweg.errors import RoundError
+from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.messages import Note
-from thalweg.job.common.resent import WAYS, Counts, counted, totals
+from thalweg.job.common.resent import counted, totals
+from thalweg.job.common.server_reports import Counts
 from thalweg.job.star import worker
-from thalweg.job.star.attendance import COUNTED
 from thalweg.job.tree import messages, placement
 from thalweg.job.tree.first_finished import Gathering, SumsExchange, SumsOf, not_understood
 from thalweg.job.tree.messages import (
@@ -60,10 +61,12 @@ from thalweg.job.tree.messages import (
     Wait,
 )
 from thalweg.job.tree.order import NodeOrder
-from thalweg.job.tree.others import Answer, Others
+from thalweg.job.tree.others import Answer, AnswerOthers, Others
 from thalweg.job.tree.shard import Sharing
 from thalweg.transports import registry
-from thalweg.trees import live
+from thalweg.trees import answers, live
+from thalweg.trees.counters import Workers
+from thalweg.wire import Table
 
 # Requests about a node's clients.
 AboutClients: TypeAlias = Forget | Homes | Proofs | Resent | Wait
@@ -78,7 +81,7 @@ class Gateway:
         self._listen, self._trust = order.listen, order.trust
         self._advertise = order.advertise
         self._peers = f"tcp://{order.address}:0"
-        self._parent = _core.TaskClient(order.url, self._name, json.dumps(self._member))
+        self._parent = _core.TaskClient(order.url, self._name, wire.encode(self._member))
         self._server: _core.Server | None = None
         self._exchange: SumsExchange | None = None
         self._model: _core.Arena | None = None
@@ -91,7 +94,7 @@ class Gateway:
         # Clients that sent an update; and whether this process has counted all retransmissions since the job began.
         self._senders: set[str] = set()
         self._counts_all = True
-        self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
+        self._count: Callable[[outcome.Outcome], None] = lambda _outcome: None
         self._cpu = machine.cpu_seconds()
 
     @property
@@ -99,19 +102,18 @@ class Gateway:
         """The address where the node listens for clients; None until the parent has opened it."""
         return None if self._server is None else self._address
 
-    def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
+    def watch(self, count: Callable[[outcome.Outcome], None]) -> None:
         """Call ``count`` with the outcome of each round from now on."""
         self._count = count
 
     def clients(self) -> list[str]:
         """Return the names of the clients that are connected."""
-        found: list[str] = [] if self._server is None else json.loads(self._server.clients())
-        return found
+        return [] if self._server is None else server_reports.clients(self._server)
 
-    def worker_counters(self, name: str) -> dict[str, Any]:
+    def worker_counters(self, name: str) -> dict[str, Workers]:
         """Return the counters of the node's workers under the key ``name``; empty if the node has no workers."""
         counters = None if self._server is None else self._server.tree()
-        return {} if counters is None else {name: json.loads(counters)}
+        return {} if counters is None else {name: wire.decode(Workers, counters)}
 
     def serve(self) -> int:
         """Carry out the parent's requests until the job is over; return in how many rounds the node took part.
@@ -145,43 +147,44 @@ class Gateway:
             why = reason(error)
             self._say(lambda: self._parent.refuse(number, why))
             return
-        self._say(lambda: self._parent.answer(number, json.dumps(answer).encode(), sums, 1.0))
+        self._say(lambda: self._parent.answer(number, wire.encode(answer).encode(), sums, 1.0))
 
-    def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+    def _do(self, number: int, head: Table, model: _core.Arena | None) -> Answer:
         request, server = messages.decode(head), self._server
         if isinstance(request, Open):
             return self._open(request), None
         if server is None:
-            return {"unopened": True}, None
+            return answers.Unopened(), None
         if request is None:
-            raise not_understood(head["do"])
+            raise not_understood(str(head["do"]))
         if isinstance(request, (Forget, Homes, Proofs, Resent, Wait)):
             return self._about_clients(server, request), None
         if isinstance(request, Round):
             return self._round(server, number, request, None if request.kept else _given(model))
         return self._among_nodes(request)
 
-    def _about_clients(self, server: _core.Server, request: AboutClients) -> dict[str, Any]:
+    def _about_clients(self, server: _core.Server, request: AboutClients) -> answers.Form:
         """Carry out a request that does not concern the model: about clients, their proofs or retransmissions."""
         if isinstance(request, Proofs):
             shown = server.proofs(list(request.clients))
-            return {"proofs": {name: base64.b64encode(proof).decode() for name, proof in shown}}
+            return answers.Proofs(proofs={name: base64.b64encode(proof).decode() for name, proof in shown})
         if isinstance(request, Wait):
             server.wait(self._expected, request.seconds)
             return self._state(server)
         if isinstance(request, Resent):
-            return dict(self._resent(server))
+            counts = self._resent(server)
+            return answers.Resent(down=counts.down, up=counts.up)
         if isinstance(request, Forget):
             server.forget(request.client, request.why)
-            return {}
+            return answers.Nothing()
         self._expected, self._homes = placement.homes(self._name, request)
         server.place_clients(self._expected, self._placed())
-        return {}
+        return answers.Nothing()
 
     def _resent(self, server: _core.Server) -> Counts:
         if not self._counts_all:
-            return dict.fromkeys(WAYS)
-        own = counted(server, lambda: json.loads(server.departed()), self._senders)
+            return Counts()
+        own = counted(server, lambda: server_reports.departed(server), self._senders)
         return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
 
     def _placed(self) -> str:
@@ -189,35 +192,41 @@ class Gateway:
         # A drawn client may take part at once: no node has asked it in this round.
         after = {**self._homes.after, **self._undrawn}
         kept = {client: last for client, last in after.items() if client not in self._drawn}
-        return json.dumps({**self._homes.table(), "after": kept})
+        return wire.encode({**self._homes.table(), "after": kept})
 
     def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
         """Let only the clients ``drawn`` take part in the round that begins."""
-        others = {*self._homes.own, *json.loads(server.clients())} - set(drawn)
+        others = {*self._homes.own, *server_reports.clients(server)} - set(drawn)
         self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
         server.place_clients(len(drawn), self._placed())
 
-    def _among_nodes(self, request: Request) -> Answer:
+    def _among_nodes(self, request: Request[Any]) -> Answer:
         if self._exchange is None:
             raise not_understood(request.do)
         if isinstance(request, Gone):
             self._exchange.others.forget(request.node, request.why)
-            return {}, None
+            return answers.Nothing(), None
         return self._exchange.do(request)
 
-    def _open(self, request: Open) -> dict[str, Any]:
-        options: dict[str, Any] = dict(request.options)
-        options |= {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
-        options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
-        options["workers"] = {**options["workers"], "command": live.command()}
-        self._expected = options.setdefault("expected", self._expected)
+    def _open(self, request: Open) -> answers.Opened:
+        own = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
+        transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
+        expected = request.options.get("expected")
+        self._expected = expected if isinstance(expected, int) else self._expected
+        options = {
+            **request.options,
+            **own,
+            "transport": {**transport, "tls": self._trust.get("tls")},
+            "workers": {**workers, "command": live.command()},
+            "expected": self._expected,
+        }
         # If the node listened earlier, another process may have served it, whose counts are lost.
         self._counts_all = self._server is None and request.listen is None
         if self._server is not None:
             self._server.close("the parent opens this node anew")
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in request.layout])
         self._model = _core.Arena(layout, shared=registry.lends(self._listen))
-        self._server = self._listening(self._model, request.listen, json.dumps(options))
+        self._server = self._listening(self._model, request.listen, wire.encode(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")
         if self._exchange is not None:
@@ -226,7 +235,7 @@ class Gateway:
         self._exchange = None if top is None else self._exchange_of(top, self._model, self._server.sums)
         peers = None if self._exchange is None else self._exchange.others.address
         reached = placement.reached(self._address, self._advertise)
-        return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
+        return answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
         """Return a server that listens at the address ``before`` of this node's former process, if it can."""
@@ -241,7 +250,7 @@ class Gateway:
         trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
         own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top.server}
 
-        def link(answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer]) -> Others:
+        def link(answer: AnswerOthers) -> Others:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
 
         if top.kind == "sharded":
@@ -257,37 +266,39 @@ class Gateway:
             self._draw(server, request.round, request.only[self._name])
         # Use the wall clock, the only clock that nodes on several machines have in common.
         before = time.time()
-        outcome = json.loads(server.round(request.round, request.config, lambda _: self._check(number)))
-        after, whole = time.time(), outcome["fold"]["completion_seconds"]
-        answer = self._state(server) | {
-            "outcome": outcome,
-            "zero": before - outcome["start"],
-            "first": None if whole is None else after - whole,
-        }
+        text = server.round(request.round, request.config, lambda _: self._check(number))
+        after, done = time.time(), wire.decode(answers.Outcome, text)
         self._rounds += 1
-        self._senders |= {one["client"] for one in outcome["participants"] if one["state"] in COUNTED}
-        self._count(outcome)
+        self._senders |= {one.client for one in done.counting}
+        self._count(done)
         sums = server.sums()
-        answer["held"] = sums is not None
-        if sums is None or self._exchange is not None:
-            return answer, None
-        return answer | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+        with_sums = sums is not None and self._exchange is None
+        whole = done.fold.completion_seconds
+        answer = answers.Round(
+            **vars(self._state(server)),
+            outcome=done,
+            zero=before - done.start,
+            first=None if whole is None else after - whole,
+            held=sums is not None,
+            sums=base64.b64encode(sums[0]).decode() if sums is not None and with_sums else None,
+        )
+        return answer, sums[1] if sums is not None and with_sums else None
 
     def _check(self, number: int) -> None:
         """Raise RoundError, which ends the round, if the parent does not wait for it any more."""
         if not self._parent.is_open(number):
             raise RoundError("the parent does not wait for this round any more", "Nothing is to be done")
 
-    def _state(self, server: _core.Server) -> dict[str, Any]:
+    def _state(self, server: _core.Server) -> answers.State:
         """Return the node's state, which the parent gets with each answer."""
         tree = server.tree()
-        return {
-            "clients": json.loads(server.clients()),
-            "departed": json.loads(server.departed()),
-            "notes": server.notes(),
-            "tree": None if tree is None else json.loads(tree),
-            "cpu_seconds": machine.cpu_seconds(self._cpu),
-        }
+        return answers.State(
+            clients=tuple(server_reports.clients(server)),
+            departed=tuple(server_reports.departed(server)),
+            notes=tuple(server.notes()),
+            tree=None if tree is None else wire.decode(answers.Workers, tree),
+            cpu_seconds=machine.cpu_seconds(self._cpu),
+        )
 
     def _say(self, say: Callable[[], None]) -> None:
         """Send the parent an answer. If the parent does not wait for it any more, only note that."""

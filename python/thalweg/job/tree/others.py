@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
-from thalweg import _core, bounded_json
+from thalweg import _core, bounded_json, wire
+from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
-from thalweg.job.common.resent import Counts, counted
+from thalweg.job.common.resent import counted
+from thalweg.job.common.server_reports import Counts
 from thalweg.job.tree.messages import Message
 from thalweg.job.tree.requests import Reply, ask
+from thalweg.trees.answers import Form
 from thalweg.wire import Table
 
-# A node's answer to another node: a head, and perhaps an arena.
-Answer = tuple[dict[str, Any], "_core.Arena | None"]
+# A node's answer: a head, and perhaps an arena.
+Answer: TypeAlias = "tuple[Form, _core.Arena | None]"
+# Answers another node's request, whose head is a table, with perhaps an arena.
+AnswerOthers: TypeAlias = "Callable[[Table, _core.Arena | None], Answer]"
 
 
 class Others:
@@ -29,11 +33,11 @@ class Others:
         listen: str,
         server: Table,
         member: Table,
-        answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer],
+        answer: AnswerOthers,
     ) -> None:
         """Listen for other nodes at ``listen``. ``server`` and ``member`` are the core's options for a link's ends."""
         self._name, self._member, self._answer_of = name, member, answer
-        self._server = _core.TaskServer(listen, json.dumps(server))
+        self._server = _core.TaskServer(listen, wire.encode(server))
         self._joined: dict[str, _core.TaskClient] = {}
         self._versions = count(1)
 
@@ -45,7 +49,7 @@ class Others:
     def join(self, address: str) -> None:
         """Connect to the node at this address and answer its requests from now on. Idempotent."""
         if address not in self._joined:
-            client = _core.TaskClient(address, self._name, json.dumps(self._member))
+            client = _core.TaskClient(address, self._name, wire.encode(self._member))
             self._joined[address] = client
             threading.Thread(target=self._serve, args=(address, client), daemon=True).start()
 
@@ -62,9 +66,9 @@ class Others:
 
         The other nodes count the links on which this node joined them.
         """
-        if not json.loads(self._server.resent(0.0)):
+        if not server_reports.resent(self._server, 0.0):
             return []
-        return [counted(self._server, lambda: json.loads(self._server.departed()), ())]
+        return [counted(self._server, lambda: server_reports.departed(self._server), ())]
 
     def close(self, why: str) -> None:
         """Leave all other nodes. Idempotent."""
@@ -90,4 +94,4 @@ class Others:
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             client.refuse(number, reason(error))
             return
-        client.answer(number, json.dumps(answer).encode(), own, 1.0)
+        client.answer(number, wire.encode(answer).encode(), own, 1.0)

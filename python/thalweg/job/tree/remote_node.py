@@ -11,7 +11,7 @@ from typing import Any
 
 from thalweg import machine
 from thalweg.errors import PlanError
-from thalweg.job.common.metrics import exposing
+from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.transports import links, pki
@@ -80,6 +80,6 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict
     gateway = Gateway(order, note)
     note(f"{name}: joining {options.parent}")
     with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.worker_counters(name)) as count:
-        gateway.watch(count)
+        gateway.watch(lambda outcome: count(Counted.of_outcome(outcome)))
         rounds = gateway.serve()
     return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}

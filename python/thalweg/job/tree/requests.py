@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from thalweg import _core, bounded_json, wire
 from thalweg.job.tree.messages import Message
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.trees.answers import Transfer
+
+# What the core returns of a member's reply: its name and state, the reason, the head, and the transfers as JSON.
+Received: TypeAlias = "tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]"
 
 
 @dataclass(frozen=True)
 class Reply:
     """A member's answer. If ``head`` is None there is none, and ``reason`` says why. ``between`` are its transfers.
 
-    ``head`` is an object of bounded JSON, which still has to be checked against a schema. ``is_senseless``: the member
-    answered, but its head was no such object.
+    ``head`` is the text of an object of bounded JSON, which ``Message.read`` reads. ``is_unopened``: the member was not
+    opened yet. ``is_senseless``: the member answered, but its head was no such object.
     """
 
     member: str
-    head: dict[str, Any] | None
+    head: bytes | None
     tensors: _core.Arena | None
     reason: str
-    between: Sequence[Mapping[str, Any]]
+    between: tuple[Transfer, ...]
     is_lost: bool
+    is_unopened: bool = False
     is_senseless: bool = False
 
 
@@ -63,13 +67,14 @@ def ask(
         server.release(number)
 
 
-def _reply(received: tuple[Any, ...]) -> Reply:
+def _reply(received: Received) -> Reply:
     member, state, reason, head, _, _, tensors, transfers = received
-    between = json.loads(transfers)
+    between = wire.decode(tuple[Transfer, ...], transfers)
     if state != "done":
         return Reply(member, None, None, reason or state, between, state == "lost")
     try:
-        return Reply(member, bounded_json.read_object(head), tensors, "", between, is_lost=False)
+        unopened = bounded_json.read_object(head).get("unopened") is True
+        return Reply(member, head, tensors, "", between, is_lost=False, is_unopened=unopened)
     except bounded_json.JsonError as error:
         why = f"its answer cannot be read: {error}"
         return Reply(member, None, None, why, between, is_lost=False, is_senseless=True)

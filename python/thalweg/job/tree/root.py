@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.bounded_json import JsonError
 from thalweg.errors import RoundError
-from thalweg.job.common.resent import WAYS, Counts, counted
+from thalweg.job.common import server_reports
+from thalweg.job.common.resent import counted
+from thalweg.job.common.server_reports import Counts, Departure
 from thalweg.job.tree import placement
-from thalweg.job.tree.acceptance import Judge
+from thalweg.job.tree.acceptance import Judge, Keys
 from thalweg.job.tree.admission import Admitting
 from thalweg.job.tree.messages import Forget, Gone, Open, Request, Resent, Round, TopOptions, Wait
 from thalweg.job.tree.recovery import Returning
@@ -26,6 +27,8 @@ from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import answers, live
+from thalweg.trees.answers import AnyAnswer
+from thalweg.trees.counters import NodeClients, Workers
 from thalweg.trees.merging import Part, merged, workers
 from thalweg.wire import Table
 
@@ -35,10 +38,23 @@ if TYPE_CHECKING:
 # Maximum size of sums as a multiple of the model's size: a sum has at most 16 bytes for an element, and an element has
 # at least one byte.
 SUMS_OF_MODELS: Final = 16
-# Seconds that a lost client may take to come back, if the options do not give ``grace``.
-GRACE: Final = 10.0
 # Bytes for everything that sums contain beside their elements.
 SLACK: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """Those of a server's options that the root follows itself."""
+
+    enough: int = 1
+    seed: int = 0
+    deadline: float | None = None
+    # Seconds that a lost client may take to come back.
+    grace: float = 10.0
+    # How many clients the job has, if the root knows it.
+    expected: int | None = None
+    # How many clients take part in a round; None: all.
+    choose: int | None = None
 
 
 class Serving(Protocol):
@@ -88,7 +104,7 @@ class Tree:
         model: _core.Arena,
         url: str,
         nodes: live.Placed | int,
-        options: Mapping[str, Any],
+        options: Table,
         own: Table,
         *,
         top: str,
@@ -106,10 +122,10 @@ class Tree:
         self._nodes = [Node(name, clients) for name, clients in self.placed.clients.items()]
         self._count = nodes if isinstance(nodes, int) else len(self._nodes)
         self._opened = False
-        self._enough = int(options.get("enough", 1))
+        self._rounds = wire.made(RoundOptions, options)
         largest = SUMS_OF_MODELS * len(model) + SLACK
         bounds = {"memory": self._count * largest, "max_result": largest}
-        self._server = _core.TaskServer(url, json.dumps({**own, **bounds}))
+        self._server = _core.TaskServer(url, wire.encode({**own, **bounds}))
         self._kind, self._of_top = top, _of_top(options)
         self._top: Top = self._top_of(top)
         self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
@@ -117,7 +133,7 @@ class Tree:
         # The version of the model. A node that already has this version is not sent the model again.
         self._versions = count(1)
         self._version = next(self._versions)
-        self._judge = Judge(own, self._ask_one)
+        self._judge = Judge(wire.made(Keys, own), self._ask_one)
         # Nodes that the run did not start and that could not listen for clients.
         self._refused: set[str] = set()
         self._notes: list[str] = []
@@ -193,11 +209,11 @@ class Tree:
     def _there(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until enough nodes are connected; return whether enough are."""
         # Forget the refused nodes that have left: they may come back and try again.
-        self._refused &= set(json.loads(self._server.clients()))
+        self._refused &= set(server_reports.clients(self._server))
         count = self._count + len(self._refused)
         if self._server.wait(count, seconds) < count:
             return False
-        here = set(json.loads(self._server.clients()))
+        here = set(server_reports.clients(self._server))
         return not self.placed.clients or here.issuperset(node.name for node in self._nodes if not node.is_empty)
 
     def _open(self, look: Callable[[], None] | None) -> bool:
@@ -207,7 +223,7 @@ class Tree:
         """
         come = not self.placed.clients
         if come:
-            names = sorted(set(json.loads(self._server.clients())) - self._refused)[: self._count]
+            names = sorted(set(server_reports.clients(self._server)) - self._refused)[: self._count]
             known = {node.name: node for node in self._nodes if node.loss is None}
             self._nodes = [known.get(name) or Node(name, ()) for name in names]
         nodes = [node for node in self._nodes if not node.is_empty]
@@ -220,7 +236,7 @@ class Tree:
         total = sum(node.expected for node in nodes)
         self._opened = True
         self.tell_homes()
-        if come and total != self._options["expected"]:
+        if come and total != self._rounds.expected:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
@@ -256,9 +272,9 @@ class Tree:
         if received.head is None:
             kind = LostNodeError if received.is_lost else RoundError
             raise kind(f"{node.name} cannot be a node: {received.reason}", f"See {self.log}")
-        node.address, node.peers = received.head["address"], received.head["peers"]
-        node.reached = received.head["reached"] or ""
-        node.expected = int(received.head["expected"])
+        node.address, node.peers = received.head.address, received.head.peers or ""
+        node.reached = received.head.reached or ""
+        node.expected = received.head.expected
         self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
         return node.expected
 
@@ -266,7 +282,7 @@ class Tree:
         """Return whether a node is connected, after waiting for it at most ``seconds``."""
         if seconds:
             self._server.wait(self._count, seconds)
-        return node.name in json.loads(self._server.clients())
+        return node.name in server_reports.clients(self._server)
 
     def is_open(self, node: Node) -> bool:
         """Return whether a connected node listens for its clients. A restarted process does not until it is opened."""
@@ -328,12 +344,12 @@ class Tree:
                 node.clients = sorted({*node.clients, *self._new_clients(node)})
             if before != [list(node.clients) for node in self._nodes]:
                 self.tell_homes()
-        return len(json.loads(self.clients()))
+        return len(self._connected())
 
     def _new_clients(self, node: Node) -> list[str]:
         """Return the clients that a node names, except other nodes' clients and those whose proofs it cannot give."""
         taken = {client for other in self._nodes for client in other.clients}
-        new = [client for client in node.state.get("clients", ()) if client not in taken]
+        new = [client for client in node.connected if client not in taken]
         unproven = self._judge.unproven(node, new)
         for client in unproven:
             if client not in node.unproven and len(node.unproven) < node.expected:
@@ -360,18 +376,15 @@ class Tree:
 
         here, request = self._here(), Round(number, config)
         parts = self._all(request, tend) if self._choose is None else self._some(self._choose, number, request, tend)
-        fold = self._top.finish(lambda: self._check(number, parts))
-        self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
+        mean = self._top.finish(lambda: self._check(number, parts))
+        self._version = next(self._versions)
         for node in here:
-            node.has = self._version if node.name in has else None
-        firsts = [part.first for part in parts if part.first is not None]
-        fold["completion_seconds"] = done - min(firsts) if firsts else None
-        seconds = time.perf_counter() - began
-        found = merged(number, parts, started - self._zero, seconds, fold)
+            node.has = self._version if node.name in mean.has else None
+        found = merged(number, parts, started - self._zero, time.perf_counter() - began, mean)
         if self._choose is not None:
             counted = sum(part.counted for part in parts)
-            found |= {"expected": self._choose, "complete": counted == self._choose}
-        return json.dumps(found)
+            found = replace(found, expected=self._choose, complete=counted == self._choose)
+        return wire.encode(found)
 
     def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients; return the nodes' parts."""
@@ -385,16 +398,16 @@ class Tree:
 
     def _some(self, goal: int, number: int, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have nodes run rounds with clients drawn by lot until ``goal`` updates count, or no client can be drawn."""
-        drawing = Admitting(goal, int(self._options.get("seed", 0)), number)
-        deadline, parts = self._options.get("deadline"), list[Part]()
+        drawing = Admitting(goal, self._rounds.seed, number)
+        deadline, parts = self._rounds.deadline, list[Part]()
         began = waiting = time.monotonic()
         while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
             self._ask_all(Wait(0.0), self._here())
-            drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
+            drawn = drawing.draw({n.name: {*n.clients} & {*n.connected} for n in self._here()})
             if not drawn:
                 # Wait: a lost client may come back, or move to another node.
                 living = {client for node in self._nodes for client in node.clients} - self._ended.keys()
-                is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
+                is_over = time.monotonic() - waiting > self._rounds.grace
                 if is_over or not drawing.may_draw(living):
                     break
                 self._ask_all(Wait(WAIT_SLICE), self._here())
@@ -412,11 +425,13 @@ class Tree:
 
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
-        found: list[Any] = []
+        found: list[tuple[str, str, bool]] = []
         for node in self._nodes:
-            lost = [[client, node.reason, False] for client in node.clients]
-            found += lost if node.loss is not None else node.state.get("departed", [])
-        return json.dumps(found)
+            if node.loss is not None:
+                found += [Departure(client, node.reason, False) for client in node.clients]
+            elif node.state is not None:
+                found += node.state.departed
+        return wire.encode(found)
 
     def resent(self, timeout: float) -> str:
         """Return the segments retransmitted at each node, and between the root and all of them, as JSON by node.
@@ -426,13 +441,13 @@ class Tree:
 
         Each node waits at most ``resent.COUNT_SECONDS``.
         """
-        found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
+        found = {node.name: Counts() for node in self._nodes}
         for received in self._ask(Resent(), self._here(), None):
             if received.head is not None:
-                found[received.node.name] = received.head
+                found[received.node.name] = Counts(received.head.down, received.head.up)
         # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
-        own = counted(self._server, lambda: json.loads(self._server.departed()), ())
-        return json.dumps({**found, "": own})
+        own = counted(self._server, lambda: server_reports.departed(self._server), ())
+        return wire.encode({**found, "": own})
 
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""
@@ -455,8 +470,11 @@ class Tree:
 
     def clients(self) -> str:
         """Return the names of the connected clients, as JSON. A client counts only at the node that it belongs to."""
-        named = ((name, node) for node in self._here() for name in node.state.get("clients", []))
-        return json.dumps(sorted(name for name, node in named if name in node.clients))
+        return wire.encode(self._connected())
+
+    def _connected(self) -> list[str]:
+        named = ((name, node) for node in self._here() for name in node.connected)
+        return sorted(name for name, node in named if name in node.clients)
 
     def notes(self) -> list[str]:
         """Return what happened since the last call."""
@@ -464,17 +482,17 @@ class Tree:
             notes, self._notes = self._notes, []
         return [] if self._closed else [*self._server.notes(), *notes]
 
-    def worker_counters(self) -> dict[str, Any]:
+    def worker_counters(self) -> dict[str, Workers]:
         """Return the counters of each node's workers, from the node's last answer, by the node's name."""
-        return {node.name: node.state["tree"] for node in self._nodes if node.state.get("tree") is not None}
+        states = {node.name: node.state for node in self._nodes if node.state is not None}
+        return {name: state.tree for name, state in states.items() if state.tree is not None}
 
     def tree(self) -> str | None:
         """Return the merged counters of all nodes' workers so far, as JSON."""
         counters = list(self.worker_counters().values())
-        used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
-        gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
-        found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(counters)}
-        return json.dumps({**found, "gateways_cpu_seconds": gateways})
+        used = [NodeClients(node.name, len(node.clients)) for node in self._nodes]
+        gateways = {node.name: None if node.state is None else node.state.cpu_seconds for node in self._nodes}
+        return wire.encode(workers(counters, used, top=self._kind, cpu_seconds=gateways))
 
     def close(self, reason: str) -> None:
         """Tell all nodes that the job is over, and stop. Idempotent."""
@@ -486,39 +504,37 @@ class Tree:
 
     def _check(self, number: int, parts: Sequence[Part]) -> None:
         """Raise RoundError if a round has too few updates."""
-        counted = sum(part.counted for part in parts if not part.reason)
-        if counted < self._enough:
+        counted, enough = sum(part.counted for part in parts if not part.reason), self._rounds.enough
+        if counted < enough:
             reasons = "; ".join(f"{part.node}: {part.reason}" for part in parts if part.reason)
             raise RoundError(
-                f"round {number} has {counted} updates, and needs {self._enough}{f' ({reasons})' if reasons else ''}",
+                f"round {number} has {counted} updates, and needs {enough}{f' ({reasons})' if reasons else ''}",
                 f"See {self.log} for who was lost, and why",
             )
 
-    def _take(self, part: Part, received: Received) -> None:
+    def _take(self, part: Part, received: Received[answers.Round]) -> None:
         """Check a node's answer to a round: pass its sums to the top, or write to ``part`` why they do not count."""
         part.between = received.between
         if received.head is None:
             part.reason = received.node.reason or f"its node {part.node} gave no sums: {received.reason}"
             return
         answer = received.head
-        part.outcome, part.shift, part.first = answer["outcome"], answer["zero"] - self._zero, answer["first"]
-        part.reason = answer["outcome"]["failure"] or ""
+        part.outcome, part.shift, part.first = answer.outcome, answer.zero - self._zero, answer.first
+        part.reason = answer.outcome.failure or ""
         why = self._judge.why_not(part, received.node, self._number, self._nodes, known=bool(self.placed.clients))
-        if why is None and self._choose is not None and {one["client"] for one in part.counting} - set(part.clients):
+        if why is None and self._choose is not None and {one.client for one in part.counting} - set(part.clients):
             why = f"its node {part.node} counted clients that were not drawn"
         if why is not None:
             part.drop(why)
             return
         self._top.take(part, received)
-        if part.outcome is not None:
-            counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
-            self._counted |= {one["client"]: self._number for one in counted}
+        self._counted |= {one.client: self._number for one in part.counting}
 
-    def _ask_one(self, request: Request, node: Node) -> Received:
+    def _ask_one(self, request: Request[AnyAnswer], node: Node) -> Received[AnyAnswer]:
         (received,) = self._ask(request, [node], None)
         return received
 
-    def _quietly(self, request: Request, nodes: Sequence[Node]) -> Iterator[Received]:
+    def _quietly(self, request: Request[AnyAnswer], nodes: Sequence[Node]) -> Iterator[Received[AnyAnswer]]:
         """Ask nodes something and yield their answers, without calls of the round's observer."""
         yield from self._ask(request, nodes, None)
 
@@ -527,43 +543,43 @@ class Tree:
         with self._lock:
             self._notes.append(text)
 
-    def _ask_all(self, request: Request, nodes: Sequence[Node]) -> None:
+    def _ask_all(self, request: Request[Any], nodes: Sequence[Node]) -> None:
         for _ in self._ask(request, nodes, None):
             pass
 
     def _ask(
         self,
-        request: Request,
+        request: Request[AnyAnswer],
         nodes: Sequence[Node],
         look: Callable[[], None] | None,
         *,
         model: bool = False,
-    ) -> Iterator[Received]:
+    ) -> Iterator[Received[AnyAnswer]]:
         """Send nodes a request; yield the answers in the order in which they arrive."""
         by_name = {node.name: node for node in nodes}
         own = (self._model, self._version) if model else None
         for reply in ask(self._server, request, list(by_name), model=own, look=look):
-            yield self._received(by_name[reply.member], reply, request.do)
+            yield self._received(by_name[reply.member], reply, request)
 
-    def _received(self, node: Node, reply: Reply, requested: str) -> Received:
+    def _received(self, node: Node, reply: Reply, request: Request[AnyAnswer]) -> Received[AnyAnswer]:
         """Return a node's answer if it fits its schema; otherwise mark the node as lost."""
         if reply.is_lost and node.loss is None:
             node.loss = f"is gone: {reply.reason}"
-        if reply.head is not None and reply.head.get("unopened") is True:
+        if reply.is_unopened:
             node.loss = "was started anew"
             node.proven.clear()
             return Received(node, None, None, node.reason, reply.between)
         head, reason = None, reply.reason
         try:
-            head = None if reply.head is None else answers.checked(requested, reply.head)
+            head = None if reply.head is None else request.read(reply.head)
         except JsonError as error:
             reason = str(error)
         if head is None and (reply.head is not None or reply.is_senseless):
             node.loss = node.loss or f"was dropped: {reason}"
             return Received(node, None, None, reason, reply.between)
-        if head is not None and "clients" in head:
+        if isinstance(head, answers.State):
             node.state = head
-            for line in self._judge.lines(node, head["notes"]):
+            for line in self._judge.lines(node, head.notes):
                 self.note(line)
         return Received(node, head, reply.tensors, reason, reply.between, reply.is_lost)
 
@@ -571,7 +587,7 @@ class Tree:
 def tree_of(
     plan: Plan,
     model: _core.Arena,
-    served: Mapping[str, Any],
+    served: Table,
     trust: Table,
     url: str,
     *,
@@ -586,11 +602,11 @@ def tree_of(
     kept = {key: value for key, value in served.items() if key not in ("token", "issuer", "choose")}
     own = {key: served[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in served}
     own |= {"transport": {"tls": trust.get("tls")}, "tree": True}
-    below = {**kept, "transport": {**served["transport"], "tls": None}}
+    below = {**kept, "transport": {**wire.part(served, "transport"), "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
-    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=served.get("choose"))
+    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=wire.made(RoundOptions, served).choose)
     tree.returning.away = (plan.nodes or NodesSection()).away
     return tree
 
@@ -599,6 +615,6 @@ def _nothing() -> None:
     """Do nothing: used in place of a round's observer."""
 
 
-def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_top(options: Table) -> dict[str, object]:
     """Return those of a server's options that a top needs too: the sums' precision, stand-ins and the seed."""
     return {key: options[key] for key in ("precision", "repair", "seed") if key in options}

@@ -11,8 +11,6 @@ number, the ``turn``. It distinguishes parts of an earlier try's mean, which may
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import RoundError
-from thalweg.job.tree.first_finished import Link, SumsOf, not_understood, statement_of, taken
+from thalweg.job.tree.first_finished import Link, SumsOf, given, not_understood, statement_of, taken
 from thalweg.job.tree.messages import Bytes, MeanPart, Request, Settle, Share, SumsWanted, Told
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
+from thalweg.trees import answers
+from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Statement
 from thalweg.wire import Table
 
@@ -35,7 +35,7 @@ class Sharing:
     """The top for one part of the bytes. The part may change from round to round."""
 
     def __init__(self, name: str, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
-        self._name, self._model, self._options, self._sums = name, model, json.dumps(top), sums
+        self._name, self._model, self._options, self._sums = name, model, wire.encode(top), sums
         self._top: _core.Top | None = None
         self._part: Bytes | None = None
         # This node's part of the model before the mean, and other nodes' parts of the mean. Both until the round ends.
@@ -56,7 +56,7 @@ class Sharing:
             self._top = self._part = self._before = None
             self._means = {}
 
-    def do(self, request: Request) -> Answer:
+    def do(self, request: Request[Any]) -> Answer:
         """Carry out a request of the root and return the answer."""
         if isinstance(request, Share):
             parts = {name: (int(start), int(end)) for name, (start, end) in request.parts.items()}
@@ -71,18 +71,18 @@ class Sharing:
             return self._delivered(), None
         raise not_understood(request.do)
 
-    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Bytes]) -> dict[str, Any]:
+    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Bytes]) -> answers.Shared:
         """Take the sums of this node's part from all nodes that count; return the nodes whose sums were refused."""
         if self._name not in parts:
-            return {"refused": {}, "between": []}
+            return answers.Shared(refused={}, between=())
         part = parts[self._name]
         top, own = _core.Top(self._model, self._options, part), self._sums(part)
         if own is None:
-            return {"refused": {self._name: "it has no sums"}, "between": []}
+            return answers.Shared(refused={self._name: "it has no sums"}, between=())
         own_head, cells = own
         top.merge(own_head, cells, *counted[self._name])
         refused: dict[str, str] = {}
-        between: list[Mapping[str, Any]] = []
+        between: list[Transfer] = []
         names = [name for name in counted if name != self._name]
         for reply in self.others.ask(SumsWanted(part), names):
             between += reply.between
@@ -92,7 +92,7 @@ class Sharing:
             if why:
                 refused[reply.member] = why
         self._top, self._part = top, part
-        return {"refused": refused, "between": between}
+        return answers.Shared(refused=refused, between=tuple(between))
 
     def _settle(self, to: Sequence[str]) -> Answer:
         """Compute the mean of this node's part, and begin to send it to the nodes ``to``."""
@@ -100,7 +100,7 @@ class Sharing:
             raise RoundError("this node has no part of the round's sums", "See the record's log.txt")
         own = self._bytes(self._part)
         self._before = own.copy()
-        fold, done = json.loads(self._top.finish()), time.time()
+        fold, done = wire.decode(answers.MeanFold, self._top.finish()), time.time()
         mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
         np.asarray(mean)[: len(own)] = own
         request, replies = MeanPart(self._part, self._turn), list[Reply]()
@@ -113,25 +113,23 @@ class Sharing:
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
         self._sending = sending, replies
-        return {"fold": fold, "done": done}, mean
+        return answers.Mean(fold=fold, done=done), mean
 
-    def _delivered(self) -> dict[str, Any]:
+    def _delivered(self) -> answers.Delivered:
         """Wait until each other node has this node's part of the mean or is lost; return the nodes that have it."""
         if self._sending is None:
             raise RoundError("this node has sent no part of a mean", "See the record's log.txt")
         sending, replies = self._sending
         sending.join()
-        has = [reply.member for reply in replies if reply.head is not None]
-        return {"has": has, "between": [way for reply in replies for way in reply.between]}
+        has = tuple(reply.member for reply in replies if reply.head is not None)
+        return answers.Delivered(has=has, between=tuple(one for reply in replies for one in reply.between))
 
-    def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
+    def _answer(self, head: Table, tensors: _core.Arena | None) -> Answer:
         """Answer another node: give it the sums of its part, or keep its part of the mean."""
-        if "sums" in head:
-            start, end = head["sums"]
-            sums = self._sums((int(start), int(end)))
-            if sums is None:
-                raise RoundError("it has no sums", "See the record's log.txt")
-            return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+        wanted = SumsWanted.of(head).sums
+        if wanted is not None:
+            start, end = wanted
+            return given(self._sums((int(start), int(end))))
         sent = MeanPart.of(head)
         start, end = sent.mean
         if tensors is None or not 0 <= start <= end <= len(self._model) or len(tensors) < end - start:
@@ -140,7 +138,7 @@ class Sharing:
             if sent.turn != self._turn:
                 raise RoundError("a part of a mean came too late", "Nothing is to be done")
             self._means[start, end] = tensors
-        return {}, None
+        return answers.Nothing(), None
 
     def _forget(self, turn: int) -> None:
         """Restore the model from before the mean, and drop the means of earlier turns."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from thalweg import _core
+from thalweg.apps.outcome import NodeShare
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import Settle, Share, Told
 from thalweg.job.tree.tops import Ask, Node, Received
-from thalweg.trees.merging import Part
+from thalweg.trees import answers
+from thalweg.trees.merging import Mean, Part
 
 # The nodes that have sums, with their parts in the round; and the range of bytes that each node is the top for.
 Counting = Mapping[str, tuple[Part, Node]]
@@ -39,21 +40,21 @@ class Sharded:
         """Forget the nodes' parts in the round before."""
         self._parts = []
 
-    def take(self, part: Part, received: Received) -> None:
+    def take(self, part: Part, received: Received[answers.Round]) -> None:
         """Note that a node has sums. The node keeps them until all nodes have finished."""
-        if received.head is None or not received.head["held"]:
+        if received.head is None or not received.head.held:
             part.reason = part.reason or "it has no sums"
             return
         self._parts.append((part, received.node))
 
-    def finish(self, check: Callable[[], None]) -> dict[str, Any]:
+    def finish(self, check: Callable[[], None]) -> Mean:
         """Have all nodes share and settle, and write the parts of the mean to the model."""
         check()
         while counting := {node.name: (part, node) for part, node in self._parts if part.outcome is not None}:
             shares = dict(zip(counting, self._model.layout.parts(len(counting)), strict=False))
-            fold = self._settled(counting, shares) if self._shared(counting, shares) else None
-            if fold is not None:
-                return fold
+            mean = self._settled(counting, shares) if self._shared(counting, shares) else None
+            if mean is not None:
+                return mean
             check()
         raise RoundError("no node has the round's sums any more", "See the record's log.txt for who was lost")
 
@@ -74,7 +75,7 @@ class Sharded:
                     node.reason or f"its node {name} could not be a top: {answer.reason if answer else 'it is gone'}"
                 )
                 continue
-            part.between = [*part.between, *answer.head["between"]]
+            part.between = [*part.between, *answer.head.between]
         for name, (part, _) in counting.items():
             # If two nodes refuse each other, drop only one: a node that was dropped above refuses nobody.
             for other, why in _refused(received.get(name)).items() if part.outcome is not None else ():
@@ -83,8 +84,8 @@ class Sharded:
                     refused.drop(node.reason or f"the sums of its node {other} were refused by {name}: {why}")
         return all(part.outcome is not None for part, _ in counting.values())
 
-    def _settled(self, counting: Counting, shares: Shares) -> dict[str, Any] | None:
-        """Have each node compute the mean of its range; return the folds' figures, or None if a part is missing."""
+    def _settled(self, counting: Counting, shares: Shares) -> Mean | None:
+        """Have each node compute the mean of its range; return the whole mean, or None if a part is missing."""
         here = self._here()
         request = Settle([node.name for node in here])
         received = {one.node.name: one for one in self._ask(request, [counting[name][1] for name in shares])}
@@ -101,13 +102,13 @@ class Sharded:
         model = np.asarray(self._model)
         for name, (start, end) in shares.items():
             model[start:end] = np.asarray(received[name].tensors)[: end - start]
-        folds = [one.head for one in received.values() if one.head is not None]
-        return {
-            "uncovered_bytes": sum(answer["fold"]["uncovered_bytes"] for answer in folds),
-            "shares": [{"node": name, "bytes": end - start} for name, (start, end) in shares.items()],
-            "done": max(answer["done"] for answer in folds),
-            "has": self._delivered(counting, shares, here),
-        }
+        means = [one.head for one in received.values() if one.head is not None]
+        return Mean(
+            uncovered_bytes=sum(mean.fold.uncovered_bytes or 0 for mean in means),
+            shares=tuple(NodeShare(name, end - start) for name, (start, end) in shares.items()),
+            done=max(mean.done for mean in means),
+            has=self._delivered(counting, shares, here),
+        )
 
     def _delivered(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
         """Wait until the nodes have sent each other their parts of the mean; return the nodes that have all parts."""
@@ -115,11 +116,11 @@ class Sharded:
         for received in self._ask(Told(), [counting[name][1] for name in shares]):
             part, node = counting[received.node.name]
             if received.head is not None:
-                part.between = [*part.between, *received.head["between"]]
-                for name in has.keys() & set(received.head["has"]):
+                part.between = [*part.between, *received.head.between]
+                for name in has.keys() & set(received.head.has):
                     has[name].add(node.name)
         return [name for name, parts in has.items() if parts >= set(shares)]
 
 
-def _refused(received: Received | None) -> Mapping[str, str]:
-    return {} if received is None or received.head is None else received.head["refused"]
+def _refused(received: Received[answers.Shared] | None) -> Mapping[str, str]:
+    return {} if received is None or received.head is None else received.head.refused

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Generic, Protocol
 
 import numpy as np
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import Finish, Give, Lead, Request, Take
-from thalweg.trees.merging import Part
+from thalweg.trees import answers
+from thalweg.trees.answers import AnyAnswer, Transfer
+from thalweg.trees.merging import Mean, Part
 from thalweg.wire import Table
 
 
@@ -29,7 +30,7 @@ class Node:
     reached: str = ""
     # The address to which other nodes connect.
     peers: str = ""
-    state: dict[str, Any] = field(default_factory=dict)
+    state: answers.State | None = None
     # How the node was lost, such as "is gone: killed by signal 9"; None while it is not lost.
     loss: str | None = None
     # The version of the model whose parts the node has received from other nodes.
@@ -44,25 +45,32 @@ class Node:
     is_empty: bool = False
 
     @property
+    def connected(self) -> Sequence[str]:
+        """The clients that were connected to it at its last answer."""
+        return () if self.state is None else self.state.clients
+
+    @property
     def reason(self) -> str:
         """Why the node's clients take no part in a round; empty while the node is not lost."""
         return "" if self.loss is None else f"its node {self.name} {self.loss}"
 
 
 @dataclass(frozen=True)
-class Received:
+class Received(Generic[AnyAnswer]):
     """A node's answer. If ``head`` is None there is none, and ``reason`` says why. ``is_lost``: the node was lost."""
 
     node: Node
-    head: dict[str, Any] | None
+    head: AnyAnswer | None
     tensors: _core.Arena | None
     reason: str
-    between: Sequence[Mapping[str, Any]]
+    between: tuple[Transfer, ...]
     is_lost: bool = False
 
 
-# Sends nodes a request; gives their answers in the order in which they arrive.
-Ask = Callable[[Request, Sequence[Node]], Iterator[Received]]
+class Ask(Protocol):
+    """Sends nodes a request; gives their answers in the order in which they arrive."""
+
+    def __call__(self, request: Request[AnyAnswer], nodes: Sequence[Node]) -> Iterator[Received[AnyAnswer]]: ...
 
 
 class Top(Protocol):
@@ -71,14 +79,14 @@ class Top(Protocol):
     def begin(self) -> None:
         """Forget the sums of the round before."""
 
-    def take(self, part: Part, received: Received) -> None:
+    def take(self, part: Part, received: Received[answers.Round]) -> None:
         """Take the sums of a node that has finished its round. If they do not count, write the reason to ``part``."""
 
-    def finish(self, check: Callable[[], None]) -> dict[str, Any]:
-        """Write the mean to the model; return the fold's figures, and as ``done`` the wall clock time of the mean.
+    def finish(self, check: Callable[[], None]) -> Mean:
+        """Write the mean to the model, and return what is known about it.
 
-        In the result, ``has`` may name the nodes that have the whole mean already. ``check`` raises if the mean has too
-        few updates. Raises CoreError if the sums have no mean, RoundError if no node has them any more.
+        ``check`` raises if the mean has too few updates. Raises CoreError if the sums have no mean, RoundError if no
+        node has them any more.
         """
 
 
@@ -86,24 +94,24 @@ class Dedicated:
     """The top is the root itself, which has no clients."""
 
     def __init__(self, model: _core.Arena, options: Table) -> None:
-        self._top = _core.Top(model, json.dumps(options))
+        self._top = _core.Top(model, wire.encode(options))
 
     def begin(self) -> None:
         self._top.forget()
 
-    def take(self, part: Part, received: Received) -> None:
-        if received.head is None or received.tensors is None or "sums" not in received.head:
+    def take(self, part: Part, received: Received[answers.Round]) -> None:
+        if received.head is None or received.tensors is None or received.head.sums is None:
             part.reason = part.reason or "it has no sums"
             return
         try:
-            self._top.merge(base64.b64decode(received.head["sums"]), received.tensors, *part.statement)
+            self._top.merge(base64.b64decode(received.head.sums), received.tensors, *part.statement)
         except (_core.CoreError, ValueError) as error:
             part.drop(f"the sums of its node {part.node} were refused: {error}")
 
-    def finish(self, check: Callable[[], None]) -> dict[str, Any]:
+    def finish(self, check: Callable[[], None]) -> Mean:
         check()
-        fold: dict[str, Any] = json.loads(self._top.finish())
-        return {**fold, "done": time.time()}
+        fold = wire.decode(answers.MeanFold, self._top.finish())
+        return Mean(fold.uncovered_bytes, time.time())
 
 
 class FirstFinished:
@@ -123,14 +131,14 @@ class FirstFinished:
     def begin(self) -> None:
         self._leader, self._parts, self._in = None, [], set()
 
-    def take(self, part: Part, received: Received) -> None:
-        if received.head is None or not received.head["held"]:
+    def take(self, part: Part, received: Received[answers.Round]) -> None:
+        if received.head is None or not received.head.held:
             part.reason = part.reason or "it has no sums"
             return
         self._parts.append((part, received.node))
         self._settle()
 
-    def finish(self, check: Callable[[], None]) -> dict[str, Any]:
+    def finish(self, check: Callable[[], None]) -> Mean:
         check()
         while self._leader is not None:
             leader = self._leader
@@ -138,8 +146,7 @@ class FirstFinished:
             if received.head is not None and received.tensors is not None and len(received.tensors) == len(self._model):
                 np.copyto(np.asarray(self._model), np.asarray(received.tensors))
                 self._add_between(leader, received)
-                fold: dict[str, Any] = received.head["fold"]
-                return {**fold, "top": leader.name, "done": received.head["done"]}
+                return Mean(received.head.fold.uncovered_bytes, received.head.done, top=leader.name)
             if leader.loss is None:
                 raise RoundError(f"{leader.name} gives no model: {received.reason}", "See the record's log.txt")
             self._lost(leader, received.reason)
@@ -152,23 +159,23 @@ class FirstFinished:
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
-                received = self._one(Lead(part.statement), node)
-                why = received.reason if received.head is None else received.head.get("refused")
+                led = self._one(Lead(part.statement), node)
+                why = led.reason if led.head is None else led.head.refused
             else:
                 self._one(Give(self._leader.peers), node)
-                received = self._one(Take(node.name, part.statement), self._leader)
-                if received.head is None:
-                    self._lost(self._leader, received.reason)
+                taken = self._one(Take(node.name, part.statement), self._leader)
+                if taken.head is None:
+                    self._lost(self._leader, taken.reason)
                     continue
-                part.between = [*part.between, *received.head.get("between", ())]
-                why = received.head.get("refused")
+                part.between = [*part.between, *taken.head.between]
+                why = taken.head.refused
             if why is not None:
                 part.drop(node.reason or f"the sums of its node {node.name} were refused: {why}")
                 continue
             self._leader = self._leader or node
             self._in.add(node.name)
 
-    def _add_between(self, leader: Node, received: Received) -> None:
+    def _add_between(self, leader: Node, received: Received[answers.Mean]) -> None:
         """Add the mean's transfer to the root to the leader's transfers."""
         for part, node in self._parts:
             if node is leader:
@@ -181,6 +188,6 @@ class FirstFinished:
                 part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")
         self._leader, self._in = None, set()
 
-    def _one(self, request: Request, node: Node) -> Received:
+    def _one(self, request: Request[AnyAnswer], node: Node) -> Received[AnyAnswer]:
         (received,) = self._ask(request, [node])
         return received
