@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from experiments import measured
 from experiments.plan import ROOT
-from thalweg import trees
+from thalweg import trees, wire
 from thalweg.errors import ThalwegError
 from thalweg.plan import Plan, read
 from thalweg.report.replay import MARGIN
@@ -84,7 +84,7 @@ def _one(figure: Simulated, size: str, name: str, updates: int) -> dict[str, Any
         "model": {"name": f"payload:{size}"},
         "tree": {**base["tree"], **figure.systems[name]},
     }
-    last = trees.simulated(Plan.of(table, name))["rounds"][-1]
+    last = wire.values_of(trees.simulated(Plan.of(table, name)).rounds[-1])
     kept = SPREAD if "spread" in base["tree"] else KEPT
     return {**{key: last[key] for key in kept}, "cpu_seconds": sum(last["cpu"].values())}
 

@@ -331,7 +331,7 @@ class Client:
             return AppClient(self.app, self._bound, data, note=note)
 
         with farewell(self._core, "the client ends"):
-            return take_part(self._core, make, lambda _note: None)
+            return [one.table() for one in take_part(self._core, make, lambda _note: None)]
 
     def close(self, reason: str = "the client ends") -> None:
         """Leave the job for good, and tell the server the ``reason``. Idempotent."""

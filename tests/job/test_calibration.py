@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from thalweg import machine
+from thalweg.apps.outcome import WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import calibration
 from thalweg.job.tree.calibration import Step, calibrated
 from thalweg.plan import Plan
 from thalweg.plan.bound import Loopback
 from thalweg.sections import toml
+from thalweg.sections.trees import CostsSection
 
 
-def fold(worker: int, end: float, updates: int = 1) -> dict[str, Any]:
-    return {"worker": worker, "what": "fold", "end": end, "updates": updates}
+def fold(worker: int, end: float, updates: int = 1) -> WorkSpan:
+    return WorkSpan(worker, "fold", 0.0, end, updates)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +41,19 @@ def test_costs_follow_from_passes_with_few_and_many_updates(monkeypatch: pytest.
     monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: Loopback(2e9, 2e9, 2e9, 1e-3))
     passes = [(n, 0.001 * n + 0.003) for n in (1, 1, 1, 2, 8, 8, 8)] + [(1, 0.9), (20, 5.0)]
     found = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
-    assert found == {"fold": 1_000_000_000, "sums": 333_333_333, "hand_over": 25e-6, "socket": 2_000_000_000}
-    assert calibration._costs(passes, 1_000_000, 0.5, None)["fold"] == 500_000_000
+    assert found.model_dump(exclude_none=True) == {
+        "fold": 1_000_000_000,
+        "sums": 333_333_333,
+        "hand_over": 25e-6,
+        "socket": 2_000_000_000,
+    }
+    assert calibration._costs(passes, 1_000_000, 0.5, None).fold == 500_000_000
 
 
 def test_what_was_not_measured_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: None)
-    assert calibration._costs([(1, 0.001)], 1000, 1.0, None) == {"fold": 1_000_000}
-    assert calibration._costs([(1, 0.004), (2, 0.001)], 1000, 1.0, None) == {}
+    assert calibration._costs([(1, 0.001)], 1000, 1.0, None) == CostsSection(fold=1_000_000)
+    assert calibration._costs([(1, 0.004), (2, 0.001)], 1000, 1.0, None) == CostsSection()
 
 
 class Growing:
@@ -67,7 +74,7 @@ def test_the_rate_grows_until_updates_take_clearly_longer() -> None:
     assert ended == "the time of an update rose"
     assert steps[-1].rate >= 300 > steps[-2].rate
     assert len(notes) == len(steps)
-    assert calibration._knee(steps)["capacity"] == int(steps[-1].rate * steps[-1].seconds) * 1000
+    assert calibration._knee(steps).capacity == int(steps[-1].rate * steps[-1].seconds) * 1000
 
 
 def test_clients_that_cannot_send_faster_end_it() -> None:
@@ -103,13 +110,13 @@ def test_a_live_node_is_calibrated_and_what_it_prints_is_a_plan(split: str) -> N
     )
     notes: list[str] = []
     found = calibrated(plan, 60.0, notes.append)
-    assert found["capacity"] >= 1
-    assert len(found["steps"]) >= 2
-    assert [step["rate"] for step in found["steps"]] == sorted(step["rate"] for step in found["steps"])
-    assert found["ended"] in ("the time of an update rose", "clients cannot send faster", "time is over")
-    pasted = Plan.of(toml.loads(found["toml"], "it"))
+    assert found.capacity >= 1
+    assert len(found.steps) >= 2
+    assert [step.rate for step in found.steps] == sorted(step.rate for step in found.steps)
+    assert found.ended in ("the time of an update rose", "clients cannot send faster", "time is over")
+    pasted = Plan.of(toml.loads(found.toml, "it"))
     assert pasted.nodes is not None
     assert pasted.tree is not None
-    assert (pasted.nodes.capacity, pasted.nodes.cores) == (found["capacity"], machine.cores())
+    assert (pasted.nodes.capacity, pasted.nodes.cores) == (found.capacity, machine.cores())
     assert pasted.tree.costs is not None
-    assert pasted.tree.costs.model_dump(exclude_none=True) == found["costs"]
+    assert pasted.tree.costs == found.costs

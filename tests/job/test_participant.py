@@ -11,8 +11,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import MetricsError
-from thalweg.job.star.participant import take_part
-from thalweg.outcome import ClientRound
+from thalweg.job.star.participant import Submission, take_part
 
 # Seconds. Turns a hang into a failure.
 LIMIT: Final = 60.0
@@ -57,7 +56,7 @@ def refusal(kind: str) -> _core.CoreError:
     return error
 
 
-def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script, list[ClientRound]]:
+def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script, list[Submission]]:
     script = Script(answers)
     made: list[object] = []
 
@@ -74,8 +73,8 @@ def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script
 def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
     script, rounds = play(["accepted", "late"], [])
     assert rounds == [
-        {"round": 1, "samples": 10, "status": "accepted"},
-        {"round": 2, "samples": 20, "status": "late"},
+        Submission(1, 10, "accepted"),
+        Submission(2, 20, "late"),
     ]
     _, _, sent = script.sent[0]
     assert sent["metrics"] == {"loss": 0.5}
@@ -90,7 +89,7 @@ def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
 def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:
     notes: list[str] = []
     _, rounds = play([refusal("rejected"), "accepted"], notes)
-    assert [entry["status"] for entry in rounds] == ["rejected", "accepted"]
+    assert [one.status for one in rounds] == ["rejected", "accepted"]
     assert any("NaN" in note for note in notes)
 
 
@@ -109,7 +108,7 @@ def test_a_client_ends_with_a_job_that_ended_while_it_trained() -> None:
     layout = _core.Layout([("w", "F32", [4])])
     server = _core.Server(_core.Arena(layout), "tcp://127.0.0.1:0", json.dumps({"expected": 1, "enough": 1}))
     training, over = threading.Event(), threading.Event()
-    rounds: list[ClientRound] = []
+    rounds: list[Submission] = []
 
     class Slow(Party):
         def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -138,4 +137,4 @@ def test_a_client_ends_with_a_job_that_ended_while_it_trained() -> None:
     over.set()
     thread.join(LIMIT)
     assert not thread.is_alive(), "it waits for a round that never comes"
-    assert [one["status"] for one in rounds] == ["done"]
+    assert [one.status for one in rounds] == ["done"]

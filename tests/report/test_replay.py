@@ -68,10 +68,10 @@ def test_a_run_is_played_again(tmp_path: Path) -> None:
     assert found["off"] == pytest.approx(found["simulated_seconds"] / found["live_seconds"] - 1)
     assert found["met"] == (abs(found["off"]) <= 0.15)
     same, other = made, plan(tmp_path, system="sl")
-    accepted = [trees.simulated(one, [{**found, "met": met}])["accepted"] for one, met in
+    accepted = [trees.simulated(one, [{**found, "met": met}]).accepted for one, met in
                 ((same, True), (same, False), (other, True))]  # fmt: skip
     assert accepted == [True, False, False]
-    assert not trees.simulated(same)["accepted"]
+    assert not trees.simulated(same).accepted
 
 
 def test_a_run_that_does_not_say_its_costs_has_those_of_another(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,9 +38,9 @@ def plan(clients: int = 20, tree: str = "", nodes: str = "", size: str = "29MB")
     return Plan.loads(FIGURE_8.format(clients=clients, tree=tree, nodes=nodes, size=size))
 
 
-def one(plan: Plan) -> dict[str, Any]:
-    (row,) = trees.simulated(plan)["rounds"]
-    return dict(row)
+def one(plan: Plan) -> trees.SimulatedRound:
+    (row,) = trees.simulated(plan).rounds
+    return row
 
 
 @pytest.mark.parametrize("size", ["29MB", "232MB"])
@@ -50,31 +49,31 @@ def test_best_fit_uses_as_many_nodes_as_the_paper_and_worst_fit_all(clients: int
     best, worst = (
         one(plan(clients, f"placement = '{placement}'", size=size)) for placement in ("best-fit", "worst-fit")
     )
-    assert (best["nodes_used"], worst["nodes_used"]) == (used, 5)
-    assert best["counted"] == best["folded"] == worst["counted"] == worst["folded"] == clients
-    assert best["completion_seconds"] <= worst["completion_seconds"]
+    assert (best.nodes_used, worst.nodes_used) == (used, 5)
+    assert best.counted == best.folded == worst.counted == worst.folded == clients
+    assert best.completion_seconds <= worst.completion_seconds
 
 
 def test_a_plan_is_decided_with_reasons() -> None:
     found = trees.planned(plan(60))
-    assert [(tree["node"], tree["clients"], tree["leaves"]) for tree in found["plan"]["trees"]] == [
+    assert [(tree.node, tree.clients, tree.leaves) for tree in found.plan.trees] == [
         (0, 20, 10),
         (1, 20, 10),
         (2, 20, 10),
     ]
-    assert found["reasons"][0] == {
+    assert found.reasons[0].table() == {
         "kind": "placed",
         "clients": 60,
         "nodes": 3,
         "policy": "best-fit",
         "text": "60 clients placed on 3 nodes by best fit: the fullest node with room",
     }
-    assert found["homeless"] == 0
+    assert found.homeless == 0
 
 
 def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
     told = trees.scenario(plan(tree="system = 'sl-h'\nplacement = 'best-fit'\n[tree.costs]\ncold_start = '1s'"))
-    assert told["switches"] == {
+    assert told.switches == {
         "data_plane": "pool",
         "side_process": False,
         "levels": "tree",
@@ -84,7 +83,7 @@ def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
         "reuse": False,
         "start": "cold",
     }
-    assert (told["costs"], told["config"]["history"], told["nodes"][0]["capacity"]) == (
+    assert (told.costs, told.config.history, told.nodes[0].capacity) == (
         {"cold_start": 1.0},
         700,
         20_000,
@@ -92,14 +91,14 @@ def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
 
 
 def test_the_same_seed_gives_the_same_rounds() -> None:
-    again = [trees.simulated(plan(100, "spread = '60s'\ngoal = 63"))["rounds"] for _ in range(2)]
+    again = [trees.simulated(plan(100, "spread = '60s'\ngoal = 63")).rounds for _ in range(2)]
     assert again[0] == again[1]
-    assert again[0][0]["counted"] == 63
+    assert again[0][0].counted == 63
 
 
 def test_a_plan_without_sections_has_the_papers_nodes() -> None:
     told = trees.scenario(Plan.of({}))
-    assert (len(told["nodes"]), told["clients"], told["bytes"]) == (5, 4, 2_330_856)
+    assert (len(told.nodes), told.clients, told.bytes) == (5, 4, 2_330_856)
 
 
 def schema(folder: Path, *groups: str) -> str:
@@ -110,11 +109,11 @@ def schema(folder: Path, *groups: str) -> str:
 
 def test_groups_of_a_schema_go_to_nodes_of_their_own(tmp_path: Path) -> None:
     told = trees.scenario(plan(tree=schema(tmp_path, "west", "east")))
-    assert [node["group"] for node in told["nodes"]] == [0, 1, 0, 1, 0]
+    assert [node.group for node in told.nodes] == [0, 1, 0, 1, 0]
     found = trees.planned(plan(tree=schema(tmp_path, "west", "east")))
-    assert [(tree["node"], tree["clients"]) for tree in found["plan"]["trees"]] == [(0, 10), (1, 10)]
+    assert [(tree.node, tree.clients) for tree in found.plan.trees] == [(0, 10), (1, 10)]
     told = trees.scenario(plan(tree=schema(tmp_path, "west", "east"), nodes="groups = ['east', 'east', 'west']"))
-    assert [node["group"] for node in told["nodes"]] == [1, 1, 0, 1, 1]
+    assert [node.group for node in told.nodes] == [1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

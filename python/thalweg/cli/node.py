@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thalweg.cli.plans import Options, Resume, assemble, given
 from thalweg.ui.output import Json, output
+
+if TYPE_CHECKING:
+    from thalweg.job.star.remote import MemberResult
 
 PemFile = Path | None
 
@@ -88,7 +91,7 @@ def _of_tree(
     *,
     metrics: str | None,
     **options: Any,
-) -> dict[str, Any]:
+) -> MemberResult:
     """Be a node of a tree until its job is over, and return the result."""
     from thalweg.cli.client import note
     from thalweg.errors import PlanError

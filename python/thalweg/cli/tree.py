@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeAlias
 
 import typer
 
@@ -11,7 +11,9 @@ from thalweg.cli.plans import PlanCommand, given
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
+    from thalweg.job.tree.calibration import Calibration
     from thalweg.report.replay import Replayed
+    from thalweg.trees import Head, NodeTree, SimulatedRound
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees without running them.")
 PlanFile: TypeAlias = Annotated[
@@ -54,14 +56,14 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
     if as_json:
         return
     typer.echo(_head(found))
-    for tree in found["plan"]["trees"][:SHOWN]:
+    for tree in found.plan.trees[:SHOWN]:
         typer.echo(f"  {_tree(tree)}")
-    _more(len(found["plan"]["trees"]), "nodes")
-    typer.echo(f"notes between a node and its workers: {ROUTES[found['routes']]}")
+    _more(len(found.plan.trees), "nodes")
+    typer.echo(f"notes between a node and its workers: {ROUTES[found.routes]}")
     typer.echo("why:")
-    for reason in found["reasons"][:SHOWN]:
-        typer.echo(f"  {reason['text']}")
-    _more(len(found["reasons"]), "reasons")
+    for reason in found.reasons[:SHOWN]:
+        typer.echo(f"  {reason.text}")
+    _more(len(found.reasons), "reasons")
 
 
 @app.command("simulate", cls=TreeCommand)
@@ -80,11 +82,11 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
     if as_json:
         return
     typer.echo(_head(found))
-    for row in found["rounds"][-SHOWN:]:
+    for row in found.rounds[-SHOWN:]:
         typer.echo(f"  {_round(row)}")
-    for one in found["met"]:
+    for one in met:
         typer.echo(f"  {_met(one)}")
-    typer.echo(ACCEPTED if found["accepted"] else CAVEAT)
+    typer.echo(ACCEPTED if found.accepted else CAVEAT)
 
 
 @app.command("calibrate", cls=TreeCommand)
@@ -112,44 +114,43 @@ def calibrate(
     if as_json:
         return
     typer.echo(_capacity(found))
-    typer.echo(found["toml"].rstrip())
+    typer.echo(found.toml.rstrip())
 
 
-def _capacity(found: dict[str, Any]) -> str:
+def _capacity(found: Calibration) -> str:
     """Return a TOML comment with the measured capacity and how reliable it is."""
     from thalweg.ui.units import format_bytes, format_seconds
 
-    at = found["at"]
-    size = format_bytes(found["update_bytes"])
-    measured = f"# {at['rate']:.4g} updates of {size} a second took {format_seconds(at['seconds'])} each"
-    if found["overloaded"]:
-        return f"{measured}, at least {found['significant']:g} times as long as in an idle node"
-    return f"{measured}, hardly longer than in an idle node: it can do more, and {found['ended']}"
+    at, size = found.at, format_bytes(found.update_bytes)
+    measured = f"# {at.rate:.4g} updates of {size} a second took {format_seconds(at.seconds)} each"
+    if found.overloaded:
+        return f"{measured}, at least {found.significant:g} times as long as in an idle node"
+    return f"{measured}, hardly longer than in an idle node: it can do more, and {found.ended}"
 
 
-def _head(found: dict[str, Any]) -> str:
+def _head(found: Head) -> str:
     from thalweg.ui.units import format_bytes
 
-    goal = "" if found["goal"] is None else f", of which {found['goal']} end a round"
-    updates = f"{found['clients']} updates of {format_bytes(found['update_bytes'])}{goal}"
-    return f"{found['system']}: {updates}, {found['nodes']} nodes"
+    goal = "" if found.goal is None else f", of which {found.goal} end a round"
+    updates = f"{found.clients} updates of {format_bytes(found.update_bytes)}{goal}"
+    return f"{found.system}: {updates}, {found.nodes} nodes"
 
 
-def _tree(tree: dict[str, Any]) -> str:
-    middle = " and a middle" if tree["middle"] else ""
-    changes = f"start {tree['start']}" + (f", end {tree['stop']}" if tree["stop"] else "")
-    return f"node {tree['node']}: {tree['clients']} clients, {tree['leaves']} workers{middle} ({changes})"
+def _tree(tree: NodeTree) -> str:
+    middle = " and a middle" if tree.middle else ""
+    changes = f"start {tree.start}" + (f", end {tree.stop}" if tree.stop else "")
+    return f"node {tree.node}: {tree.clients} clients, {tree.leaves} workers{middle} ({changes})"
 
 
-def _round(row: dict[str, Any]) -> str:
+def _round(row: SimulatedRound) -> str:
     from thalweg.ui.units import format_bytes, format_seconds
 
-    top = "sharded" if row["top"] is None else f"node {row['top']}"
-    cpu = sum(row["cpu"].values())
+    top = "sharded" if row.top is None else f"node {row.top}"
+    cpu = sum(row.cpu.values())
     return (
-        f"round {row['round']}: completed in {format_seconds(row['completion_seconds'])}, "
-        f"{row['nodes_used']} nodes, top {top}, {row['aggregators_created']} aggregators created, "
-        f"{row['reused']} reused, {format_bytes(row['bytes_between'])} between nodes, CPU {format_seconds(cpu)}"
+        f"round {row.round}: completed in {format_seconds(row.completion_seconds)}, "
+        f"{row.nodes_used} nodes, top {top}, {row.aggregators_created} aggregators created, "
+        f"{row.reused} reused, {format_bytes(row.bytes_between)} between nodes, CPU {format_seconds(cpu)}"
     )
 
 

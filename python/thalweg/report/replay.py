@@ -105,7 +105,8 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
         raise RecordError(
             f"{folder} has nodes beside its server: only a run without is played", "Take a run of one node"
         )
-    scenario = cast("Scenario", trees.scenario(record.plan, int(record.manifest["update_bytes"])))
+    made = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
+    scenario = cast("Scenario", wire.values_of(made))
     source: tuple[str, Costs] | None
     if tree["fold_us"]["p50"] is None:
         source = _costs_of(tree, scenario, others)

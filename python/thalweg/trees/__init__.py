@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from thalweg import _core, models, wire
 from thalweg.errors import PlanError
@@ -21,11 +20,176 @@ __all__ = ["placed", "planned", "scenario", "simulated"]
 
 # One update in the control plane's unit, thousandths of an update: it decides in integers.
 UPDATE: Final = 1000
-# Keys of [tree] that set policies of the control plane.
-POLICIES: Final = ("keep", "top", "inputs", "every", "silence")
 
 
-def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ScenarioNode:
+    """A node of a scenario. ``group`` is the index of the clients' group that it serves; None: it serves all."""
+
+    capacity: int
+    cores: int
+    rate: int | float
+    ingress: int | float | None
+    group: int | None
+
+
+@dataclass(frozen=True)
+class Policies:
+    """How the control plane decides; the keys of [tree] of these names say what they are."""
+
+    keep: bool
+    top: str
+    inputs: int
+    every: float
+    silence: float
+    split: str
+    workers: int
+    # In thousandths.
+    history: int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the core plans or simulates: the nodes and clients of a tree, and the system's policies and switches.
+
+    ``between`` and ``spread`` are seconds. ``costs`` and ``autoscaler`` are the plan's sections of these names.
+    ``arrivals`` are the seconds at which updates arrive, if they are known.
+    """
+
+    nodes: Sequence[ScenarioNode]
+    clients: int
+    groups: Sequence[int]
+    goal: int | None
+    bytes: int
+    rounds: int
+    between: float | None
+    spread: float | None
+    seed: int
+    config: Policies
+    switches: Table
+    costs: Table | None = None
+    autoscaler: Table | None = None
+    arrivals: Sequence[float] | None = None
+
+    def table(self) -> dict[str, object]:
+        """Return it as the core reads it: without what the plan does not give."""
+        return wire.sparse(self)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the control plane decided something. ``facts`` are the numbers and names in ``text``, by their keys."""
+
+    kind: str
+    text: str
+    facts: Table
+
+    @classmethod
+    def of(cls, table: Table) -> Reason:
+        """Return the reason that a table of the core stands for."""
+        facts = {key: value for key, value in table.items() if key not in ("kind", "text")}
+        return cls(str(table["kind"]), str(table["text"]), facts)
+
+    def table(self) -> dict[str, object]:
+        """Return it as the core wrote it."""
+        return {"kind": self.kind, "text": self.text, **self.facts}
+
+
+@dataclass(frozen=True)
+class NodeTree:
+    """The workers of a node. ``start`` and ``stop``: how many of them start and stop."""
+
+    node: int
+    clients: int
+    estimate: int
+    leaves: int
+    middle: bool
+    queue: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The control plane's first plan of a tree."""
+
+    lost: tuple[int, ...]
+    next: float | None
+    planned: bool
+    top: Table
+    trees: tuple[NodeTree, ...]
+
+
+@dataclass(frozen=True)
+class Homes(Hierarchy):
+    """The control plane's first plan of a tree, with the index of each client's node; None for a client without."""
+
+    homes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The control plane's first decisions, and their reasons."""
+
+    plan: Homes
+    reasons: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The facts of a plan that a result begins with: its system, sizes, switches and policies."""
+
+    system: str
+    update_bytes: int
+    nodes: int
+    clients: int
+    goal: int | None
+    switches: Table
+    config: Policies
+
+
+@dataclass(frozen=True)
+class Planned(Head):
+    """The control plane's first decisions for a plan, with their reasons (docs/reference/json.md)."""
+
+    routes: str
+    plan: Hierarchy
+    homeless: int
+    reasons: Sequence[Reason]
+
+
+@dataclass(frozen=True)
+class SimulatedRound:
+    """A round in virtual time. ``cpu`` is the CPU time of each kind of work. Times are in seconds."""
+
+    round: int
+    counted: int
+    folded: int
+    nodes_used: int
+    top: int | None
+    completion_seconds: float
+    arrival_seconds: float
+    spread_seconds: float
+    aggregators_created: int
+    reused: int
+    bytes_between: int
+    draws: int
+    cpu: Mapping[str, float]
+    worker_seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Simulated(Head):
+    """The result of each round in virtual time, and of live runs that the simulator was compared with."""
+
+    simulated: Literal[True]
+    accepted: bool
+    met: Sequence[Table]
+    rounds: Sequence[SimulatedRound]
+
+
+def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
     """Return a plan's scenario for the core. Raises PlanError or ModelError for an impossible plan.
 
     ``update_bytes`` is the size of an update if it is known; else it follows from the plan's model.
@@ -42,102 +206,82 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
         )
     groups = tags.groups(tree, nodes)
     size = update_bytes or plan.payload or models.find(plan.model.name).layout_bytes
-    told = {
-        "nodes": [_node(nodes, place, groups) for place in range(nodes.count)],
-        "clients": plan.participants,
-        "groups": list(range(len(groups.clients))),
-        "goal": tree.goal,
-        "bytes": size,
-        "rounds": plan.job.rounds,
-        "between": tree.between,
-        "spread": tree.spread,
-        "seed": plan.job.seed,
-        "config": {key: getattr(tree, key) for key in POLICIES}
-        | {"split": split(tree), "workers": tree.workers or 1, "history": round(tree.history * 1000)},
-        "switches": switches(tree),
-    }
-    own = {"costs": tree.costs, "autoscaler": tree.autoscaler}
-    return told | {key: section.model_dump(exclude_none=True) for key, section in own.items() if section is not None}
+    return Scenario(
+        nodes=[_node(nodes, place, groups) for place in range(nodes.count)],
+        clients=plan.participants,
+        groups=list(range(len(groups.clients))),
+        goal=tree.goal,
+        bytes=size,
+        rounds=plan.job.rounds,
+        between=tree.between,
+        spread=tree.spread,
+        seed=plan.job.seed,
+        config=Policies(
+            keep=tree.keep,
+            top=tree.top,
+            inputs=tree.inputs,
+            every=tree.every,
+            silence=tree.silence,
+            split=split(tree),
+            workers=tree.workers or 1,
+            history=round(tree.history * 1000),
+        ),
+        switches=switches(tree),
+        costs=None if tree.costs is None else tree.costs.model_dump(exclude_none=True),
+        autoscaler=None if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True),
+    )
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why the control plane decided something."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Homes:
-    """The index of each client's node; None for a client without one."""
-
-    homes: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The control plane's first decisions, and their reasons."""
-
-    plan: Homes
-    reasons: tuple[Reason, ...]
-
-    @property
-    def homes(self) -> tuple[int | None, ...]:
-        """The index of each client's node; None for a client without one."""
-        return self.plan.homes
-
-
-def placed(scenario: Table) -> Decision:
+def placed(scenario: Scenario) -> Decision:
     """Return the control plane's first decisions for a scenario."""
     return wire.decode(Decision, _core.tree_plan(wire.encode(scenario)))
 
 
-def planned(plan: Plan) -> dict[str, Any]:
+def planned(plan: Plan) -> Planned:
     """Return the control plane's first decisions for a plan, with their reasons."""
-    told = scenario(plan)
-    found = json.loads(_core.tree_plan(json.dumps(told)))
-    homes = found["plan"].pop("homes")
-    routes = (plan.tree or TreeSection()).routes
-    decided = {"plan": found["plan"], "homeless": homes.count(None), "reasons": found["reasons"]}
-    return {**_named(plan, told), "routes": routes, **decided}
+    made = scenario(plan)
+    decision = placed(made)
+    hierarchy = Hierarchy(**{one.name: getattr(decision.plan, one.name) for one in fields(Hierarchy)})
+    return Planned(
+        **vars(_head(plan, made)),
+        routes=(plan.tree or TreeSection()).routes,
+        plan=hierarchy,
+        homeless=decision.plan.homes.count(None),
+        reasons=list(map(Reason.of, decision.reasons)),
+    )
 
 
-def simulated(plan: Plan, met: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def simulated(plan: Plan, met: Sequence[Table] = ()) -> Simulated:
     """Return the result of each round in virtual time.
 
     ``met`` are comparisons of live runs with the simulator (``report.replay``). The simulated times count as accepted
     if the simulator met all of these runs, and one run has the plan's system and split. Costs that the plan does not
     give are taken from the last such run.
     """
-    told = scenario(plan)
-    alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), told["config"]["split"])]
+    made = scenario(plan)
+    alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), made.config.split)]
     if alike:
-        told["costs"] = {**alike[-1]["costs"], **told.get("costs", {})}
-    rounds = json.loads(_core.tree_simulate(json.dumps(told)))
+        made = replace(made, costs={**wire.part(alike[-1], "costs"), **(made.costs or {})})
+    rounds = wire.decode(list[SimulatedRound], _core.tree_simulate(wire.encode(made)))
     accepted = bool(alike) and all(one["met"] for one in met)
-    return {**_named(plan, told), "simulated": True, "accepted": accepted, "met": list(met), "rounds": rounds}
+    return Simulated(**vars(_head(plan, made)), simulated=True, accepted=accepted, met=list(met), rounds=rounds)
 
 
 def _system(plan: Plan) -> str:
     return (plan.tree or TreeSection()).system
 
 
-def _named(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan's facts that head a result: its system, sizes, switches and configuration."""
-    keys = ("clients", "goal", "switches", "config")
-    return {
-        "system": _system(plan),
-        "update_bytes": told["bytes"],
-        "nodes": len(told["nodes"]),
-        **{k: told[k] for k in keys},
-    }
+def _head(plan: Plan, made: Scenario) -> Head:
+    return Head(
+        system=_system(plan),
+        update_bytes=made.bytes,
+        nodes=len(made.nodes),
+        clients=made.clients,
+        goal=made.goal,
+        switches=made.switches,
+        config=made.config,
+    )
 
 
-def _node(nodes: NodesSection, place: int, groups: tags.Groups) -> dict[str, Any]:
-    return {
-        "capacity": nodes.capacity * UPDATE,
-        "cores": nodes.cores,
-        "rate": nodes.link or 0,
-        "ingress": nodes.client_link,
-        "group": groups.of_node(place),
-    }
+def _node(nodes: NodesSection, place: int, groups: tags.Groups) -> ScenarioNode:
+    return ScenarioNode(nodes.capacity * UPDATE, nodes.cores, nodes.link or 0, nodes.client_link, groups.of_node(place))

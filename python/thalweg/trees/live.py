@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,14 +39,13 @@ class Placed:
 def placed(plan: Plan) -> Placed:
     """Place a run's clients at nodes. Raises PlanError if a client has no node."""
     # The placement does not depend on the size of an update, so any size will do.
-    given = {**trees.scenario(plan, update_bytes=1), "clients": len(plan.members)}
-    found = trees.placed(given)
+    found = trees.placed(replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members)))
     at: dict[int, list[str]] = {}
-    for client, home in zip(plan.members, found.homes, strict=True):
+    for client, home in zip(plan.members, found.plan.homes, strict=True):
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    reasons = [one.text for one in found.reasons]
+    reasons = [trees.Reason.of(one).text for one in found.reasons]
     return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
 
 
@@ -59,19 +58,19 @@ def placed_anew(
     is left is missing in the result. A node that the plan does not name has the plan's capacity and serves all groups.
     """
     whole = trees.scenario(plan, update_bytes=1)
-    of = {f"node-{place}": node for place, node in enumerate(whole["nodes"])}
-    plain = {**whole["nodes"][0], "group": None}
-    group = of.get(lost, plain)["group"]
-    open_ = [name for name in left if of.get(name, plain)["group"] in (None, group)]
+    of = {f"node-{place}": node for place, node in enumerate(whole.nodes)}
+    plain = replace(whole.nodes[0], group=None)
+    group = of.get(lost, plain).group
+    open_ = [name for name in left if of.get(name, plain).group in (None, group)]
     if not open_:
         return {}, [f"no node is left for the group of {lost}"]
     full = trees.UPDATE * (plan.nodes or NodesSection()).capacity
     room = {name: max(1, full - trees.UPDATE * left[name]) for name in open_}
-    nodes = [{**of.get(name, plain), "capacity": room[name], "group": None} for name in open_]
+    nodes = [replace(of.get(name, plain), capacity=room[name], group=None) for name in open_]
     # With the policy "dedicated" the control plane would reserve one of these nodes for the top.
-    config = {**whole["config"], "top": "first-finished"}
-    given = {**whole, "nodes": nodes, "clients": len(clients), "groups": [], "goal": None, "config": config}
-    homes = trees.placed(given).homes
+    config = replace(whole.config, top="first-finished")
+    rest = replace(whole, nodes=nodes, clients=len(clients), groups=[], goal=None, config=config)
+    homes = trees.placed(rest).plan.homes
     return {client: open_[home] for client, home in zip(clients, homes, strict=True) if home is not None}, []
 
 

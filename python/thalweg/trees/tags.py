@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import PlanError
 from thalweg.sections.trees import NodesSection, TreeSection
 
@@ -31,8 +30,41 @@ class Groups:
         return self.nodes[place % len(self.nodes)] if self.nodes else None
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return a schema as a tree of roles: ``name``, ``roles`` and ``channels``. Raises PlanError."""
+@dataclass(frozen=True)
+class Group:
+    """A group of clients, and the line of the schema that names it."""
+
+    label: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role, how many channels are between it and the clients, and the line of the schema that names it."""
+
+    name: str
+    level: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A channel between two roles, with its groups if it is divided."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A schema as a tree: roles and channels in order, beginning next to the clients."""
+
+    roles: tuple[Role, ...]
+    channels: tuple[Channel, ...]
+
+
+def read(path: Path) -> Schema:
+    """Return the schema in a file. Raises PlanError."""
     try:
         with path.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
@@ -41,12 +73,11 @@ def read(path: Path) -> dict[str, Any]:
     if len(content) > LARGEST_FILE:
         raise PlanError(f"{path} has more than {LARGEST_FILE} bytes", "Give the path of a schema")
     try:
-        tree: dict[str, Any] = json.loads(_core.tree_schema(content.decode()))
+        return wire.decode(Schema, _core.tree_schema(content.decode()))
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
     except _core.CoreError as error:
         raise PlanError(f"{path}, {error.operation}: {error.cause}", error.hint) from None
-    return tree
 
 
 def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
@@ -57,13 +88,13 @@ def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
         return Groups(labels, tuple(labels.index(label) for label in nodes.groups or ()))
     schema = read(Path(tree.tag))
     _check_levels(tree.tag, schema)
-    found = schema["channels"][0]["groups"]
-    labels = tuple(group["label"] for group in found)
+    found = schema.channels[0].groups
+    labels = tuple(group.label for group in found)
     served = tuple(dict.fromkeys(nodes.groups or labels))
     for group in found:
-        if group["label"] not in served:
+        if group.label not in served:
             raise PlanError(
-                f"{tree.tag}, line {group['line']}: no node serves the group {group['label']!r}",
+                f"{tree.tag}, line {group.line}: no node serves the group {group.label!r}",
                 f"Add it to nodes.groups, which has {', '.join(served)}, or remove nodes.groups",
             )
     for label in served:
@@ -74,11 +105,11 @@ def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
     return Groups(labels, tuple(labels.index(label) for label in nodes.groups or labels))
 
 
-def _check_levels(path: str, schema: dict[str, Any]) -> None:
-    top = schema["roles"][-1]
-    if top["level"] >= LEVELS:
+def _check_levels(path: str, schema: Schema) -> None:
+    top = schema.roles[-1]
+    if top.level >= LEVELS:
         raise PlanError(
-            f"{path}, line {top['line']}: {top['name']!r} is {top['level']} channels above the clients, and trees have "
+            f"{path}, line {top.line}: {top.name!r} is {top.level} channels above the clients, and trees have "
             f"clients, nodes and a top so far",
             "Remove a level of aggregators",
         )

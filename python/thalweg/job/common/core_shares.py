@@ -13,13 +13,14 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.machine.private import open_private
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.parties import ClientParty, Metrics, PartyMaker
@@ -112,12 +113,12 @@ class ThreadLimited:
         self._party = party
         self._threads = threads
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, config: Table) -> tuple[int, Metrics]:
         """Limit PyTorch's threads and train."""
         limit(self._threads())
         return self._party.train(config)
 
-    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+    def evaluation(self, config: Table) -> Metrics:
         """Evaluate with the number of threads that the training before had."""
         return self._party.evaluation(config)
 

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from thalweg import _core, bounded_json, machine
 from thalweg.apps.metrics import offered
+from thalweg.apps.outcome import ClientUsage
 from thalweg.job.common.parties import PartyMaker
 from thalweg.outcome import ClientRound
-from thalweg.wire import Table
 
 Note = Callable[[str], None]
 
 
-def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[ClientRound]:
-    """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
+@dataclass(frozen=True)
+class Submission:
+    """A client's update in a round, and what became of it.
 
-    ``status`` is accepted, late, rejected, or done if the job ended before the server decided. A rejected update does
-    not end the job: ``note`` gets the reason. With the party's metrics the client sends what its process used:
-    ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and ``congestion_control``. Raises CoreError if the server
-    refuses the client or is gone for good, MetricsError for a value that is not a metric, and whatever training raises.
+    ``status`` is accepted, late, rejected, or done if the job ended before the server decided.
+    """
+
+    round: int
+    samples: int
+    status: str
+
+    def table(self) -> ClientRound:
+        """Return the object that users get."""
+        return {"round": self.round, "samples": self.samples, "status": self.status}
+
+
+def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submission]:
+    """Take part in every round until the job is done; return the submissions.
+
+    A rejected update does not end the job: ``note`` gets the reason. With the party's metrics the client sends what its
+    process used (``ClientUsage``). Raises CoreError if the server refuses the client or is gone for good, MetricsError
+    for a value that is not a metric, and whatever training raises.
     """
     client.join()
     party = None
-    rounds: list[ClientRound] = []
+    rounds: list[Submission] = []
     while (task := client.next()) is not None:
         number, text = task
         config = bounded_json.read_object(text)
@@ -32,22 +48,17 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Client
         started = time.perf_counter()
         samples, metrics = party.train(config)
         usage = _usage(client, time.perf_counter() - started)
-        text = offered(metrics, usage, party.evaluation(config))
+        text = offered(metrics, usage.table(), party.evaluation(config))
         status = _submit(client, number, samples, text, note)
-        rounds.append({"round": number, "samples": samples, "status": status})
+        rounds.append(Submission(number, samples, status))
         note(f"round {number}: {samples} samples, {status}")
         if status == "done":  # the core reports once that the job is over; `next` would wait for ever
             break
     return rounds
 
 
-def _usage(client: _core.Client, seconds: float) -> Table:
-    return {
-        "train_seconds": seconds,
-        "peak_rss_bytes": machine.peak_rss_bytes(),
-        "cpu_seconds": machine.cpu_seconds(),
-        "congestion_control": client.congestion,
-    }
+def _usage(client: _core.Client, seconds: float) -> ClientUsage:
+    return ClientUsage(seconds, machine.cpu_seconds(), machine.peak_rss_bytes(), client.congestion)
 
 
 def _submit(client: _core.Client, number: int, samples: int, metrics: str, note: Note) -> str:

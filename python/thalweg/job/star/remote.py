@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg import _core, apps, machine
+from thalweg import _core, apps, machine, wire
 from thalweg.errors import PlanError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.parties import Described
 from thalweg.job.star.host import Result, hosting
-from thalweg.job.star.participant import take_part
+from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
 from thalweg.plan import on_trees
 from thalweg.plan.options import of_both_ends
 from thalweg.sections.trees import TreeSection
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki, registry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -98,8 +98,18 @@ class Membership:
     tls: str
     congestion: str | None
     login_file: Path | None
-    own: Mapping[str, object]
+    own: Table
     timeout: float
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """What a member of a job has done: a client its submissions, a node of a tree the number of its rounds."""
+
+    name: str
+    url: str | None
+    rounds: Sequence[Submission] | int
+    peak_rss_bytes: int | None
 
 
 def join_job(
@@ -110,8 +120,8 @@ def join_job(
     note: Note,
     *,
     tensors: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+) -> MemberResult:
+    """Take part in a job until it is done.
 
     ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
     ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
@@ -132,14 +142,14 @@ def join_job(
     # Taken before the client joins, so that all clients of the job have their shares when the first round begins.
     with core_shares.CoreShare() as share:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
-        client = _core.Client(url, name, json.dumps(options), arena)
+        client = _core.Client(url, name, wire.encode(options), arena)
         note(f"{name}: joining {url}")
         with farewell(client, "the client ends"):
             rounds = take_part(client, core_shares.limited(maker, share, threads, note), note)
-    return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
+    return MemberResult(name, url, rounds, machine.peak_rss_bytes())
 
 
-def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, dict[str, Any]]:
+def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, Table]:
     """Return the server's URL, the client's name, and the core's options of the client.
 
     ``plan`` is the plan that the membership's target names, if it names one. Raises PlanError, LinkError.
@@ -179,7 +189,7 @@ def _app(named: str | None, plan: Plan | None) -> Any:
     return apps.load(named or planned.object, None if planned is None else planned.options)  # type: ignore[union-attr]
 
 
-def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, Any]:
+def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, object]:
     if membership.tls not in ("auto", "on", "off"):
         raise PlanError(f"--tls is {membership.tls!r}", "Give auto, on or off")
     if (membership.cert is None) != (membership.key is None):

@@ -7,27 +7,29 @@ overloaded. Rate times latency at that point is the node's capacity, MC.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from thalweg import _core, machine
+from thalweg import _core, machine, wire
+from thalweg.apps.outcome import Fold, Outcome, WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.parties import server_party
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.bound import loopback
 from thalweg.plan.options import client_options, server_options
+from thalweg.plan.systems import split
 from thalweg.sections import toml
-from thalweg.sections.trees import CostsSection
+from thalweg.sections.trees import CostsSection, TreeSection
 from thalweg.transports import links
 from thalweg.trees import live
+from thalweg.trees.counters import Workers
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -59,6 +61,48 @@ class Step:
     seconds: float
 
 
+@dataclass(frozen=True)
+class RoundTimes:
+    """What a client is told of a round: when it begins, on the machine's clock, and the seconds between two clients."""
+
+    begin: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class Knee:
+    """A node's capacity as the core finds it, in thousandths of an update, and the step that gave it."""
+
+    capacity: float
+    at: Step
+    rise: float
+    overloaded: bool
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A node's measured capacity in updates, and the costs of its work (docs/reference/json.md)."""
+
+    update_bytes: int
+    clients: int
+    workers: int
+    steps: Sequence[Step]
+    significant: float
+    capacity: int
+    at: Step
+    overloaded: bool
+    # Why no higher rate was tried.
+    ended: str
+    most_per_second: float
+    costs: CostsSection
+    # The sections of a plan with these values.
+    toml: str
+
+    def table(self) -> dict[str, object]:
+        """Return the object that ``--json`` prints."""
+        return {**vars(self), "costs": self.costs.model_dump(exclude_none=True)}
+
+
 class Bench:
     """A node with its workers and its clients, ready to run rounds."""
 
@@ -74,17 +118,18 @@ class Bench:
         The seconds are from the first byte sent until the last fold has ended.
         """
         begin = time.monotonic() + 0.01
-        config = json.dumps({"begin": begin, "gap": gap})
-        outcome = json.loads(self._server.round(next(self._numbers), config, self._observe))
-        ups = [way for way in outcome["transfers"] if way["direction"] == "up" and way["complete"]]
+        config = wire.encode(RoundTimes(begin, gap))
+        outcome = wire.decode(Outcome, self._server.round(next(self._numbers), config, self._observe))
+        ups = [one for one in outcome.transfers if one.direction == "up" and one.complete]
         if len(ups) < self._clients:
             raise RoundError(f"{len(ups)} of {self._clients} updates came", "Close what else uses this machine")
-        begins = sorted(way["send_start"] for way in ups)
-        folds = [one for one in outcome["fold"]["timeline"]["did"] if one["what"] == "fold"]
-        self.passes += [(one["updates"], one["end"] - one["start"]) for one in folds]
-        last = max(one["end"] for one in folds)
-        spread = begins[-1] - begins[0]
-        rate = (len(begins) - 1) / spread if spread > 0 else float("inf")
+        begins = sorted(one.send_start for one in ups if one.send_start is not None)
+        timeline = outcome.fold.timeline if isinstance(outcome.fold, Fold) else None
+        folds = [one for one in (() if timeline is None else timeline.did) if one.what == "fold"]
+        self.passes += [(one.updates, one.end - one.start) for one in folds]
+        last = max(one.end for one in folds)
+        between = begins[-1] - begins[0]
+        rate = (len(begins) - 1) / between if between > 0 else float("inf")
         return Step(rate, _folded(folds, self._clients) - sum(begins) / len(begins)), last - begins[0]
 
     def step(self, gap: float) -> Step:
@@ -94,15 +139,16 @@ class Bench:
 
     def handover(self) -> float | None:
         """Return the median seconds of a hand-over from the node to a worker so far; None if there was none."""
-        half = json.loads(self._server.tree() or "{}")["handover_us"]["p50"]
-        return None if half is None else half / 1e6
+        counters = self._server.tree()
+        median_us = None if counters is None else wire.decode(Workers, counters).handover_us.p50
+        return None if median_us is None else median_us / 1e6
 
     def _observe(self, _state: str) -> None:
         if time.monotonic() > self._limit:
             raise RoundError("a round took longer than all of the time", "Take a smaller --model, or more --seconds")
 
 
-def calibrated(plan: Plan, seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
+def calibrated(plan: Plan, seconds: float, note: Callable[[str], None]) -> Calibration:
     """Measure a node's capacity and costs within about ``seconds``. ``note`` gets a line for each step.
 
     Raises PlanError for a plan that cannot be calibrated, RoundError if the time or the machine does not suffice.
@@ -122,22 +168,25 @@ def calibrated(plan: Plan, seconds: float, note: Callable[[str], None]) -> dict[
         passes = list(bench.passes)
     knee = _knee(steps)
     costs = _costs(passes, size, _share(plan), handover)
-    capacity = int(knee["capacity"]) // 1000
-    table = {"nodes": {"capacity": capacity, "cores": machine.cores()}, "tree": {"costs": costs}}
-    return {
-        "update_bytes": size,
-        "clients": clients,
-        "workers": live.workers(plan),
-        "steps": [vars(step) for step in steps],
-        "significant": SIGNIFICANT,
-        "capacity": capacity,
-        "at": knee["at"],
-        "overloaded": knee["overloaded"],
-        "ended": ended,
-        "most_per_second": most,
-        "costs": costs,
-        "toml": toml.dumps(table),
+    capacity = int(knee.capacity) // 1000
+    tables = {
+        "nodes": {"capacity": capacity, "cores": machine.cores()},
+        "tree": {"costs": costs.model_dump(exclude_none=True)},
     }
+    return Calibration(
+        update_bytes=size,
+        clients=clients,
+        workers=live.workers(plan),
+        steps=steps,
+        significant=SIGNIFICANT,
+        capacity=capacity,
+        at=knee.at,
+        overloaded=knee.overloaded,
+        ended=ended,
+        most_per_second=most,
+        costs=costs,
+        toml=toml.dumps(tables),
+    )
 
 
 def _steps(
@@ -164,28 +213,27 @@ def _steps(
             return steps, "the time of an update rose"
 
 
-def _knee(steps: Sequence[Step]) -> Mapping[str, Any]:
+def _knee(steps: Sequence[Step]) -> Knee:
     try:
-        found: dict[str, Any] = json.loads(_core.tree_knee(json.dumps([vars(step) for step in steps]), SIGNIFICANT))
+        return wire.decode(Knee, _core.tree_knee(wire.encode(steps), SIGNIFICANT))
     except _core.CoreError as error:
         raise RoundError(f"the time was too short: {error}", "Give more --seconds, or a smaller --model") from error
-    return found
 
 
-def _folded(folds: Sequence[Mapping[str, Any]], clients: int) -> float:
+def _folded(folds: Sequence[WorkSpan], clients: int) -> float:
     """Return the mean time at which an update was in the sums.
 
     If each worker folds its own range of every update, it is the mean of the slowest worker.
     """
     ends: dict[int, list[float]] = defaultdict(list)
     for one in folds:
-        ends[one["worker"]] += [one["end"]] * one["updates"]
+        ends[one.worker] += [one.end] * one.updates
     shared = sum(map(len, ends.values())) > clients
     groups = list(ends.values()) if shared else [[end for own in ends.values() for end in own]]
     return max(sum(own) / len(own) for own in groups)
 
 
-def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handover: float | None) -> dict[str, Any]:
+def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handover: float | None) -> CostsSection:
     """Return the costs of a node's work, in bytes a second, and ``hand_over`` in seconds.
 
     A pass of n updates takes n * bytes / fold + bytes / sums seconds. Two medians give both rates: those of the passes
@@ -199,7 +247,7 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
     (few, short), (many, long) = points[0], points[-1]
     slope = (long - short) / (many - few) if many > few else short / few
     rest = short - few * slope
-    costs: dict[str, Any] = {}
+    costs: dict[str, float] = {}
     if slope > 0:
         costs["fold"] = max(1, round(size * share / slope))
     if slope > 0 and rest > 0 and many > few:
@@ -209,13 +257,12 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
     socket = loopback(size, 1)
     if socket is not None:
         costs["socket"] = max(1, round(socket.raw_bytes_per_second))
-    return CostsSection.model_validate(costs).model_dump(exclude_none=True)
+    return CostsSection.model_validate(costs)
 
 
 def _share(plan: Plan) -> float:
     """Return the share of an update that one worker folds: less than 1 if each has a range of its own."""
-    options = live.options(plan)["workers"]
-    return 1 / options["count"] if options["split"] == "ranges" else 1.0
+    return 1 / live.workers(plan) if split(plan.tree or TreeSection()) == "ranges" else 1.0
 
 
 def _clients(plan: Plan, size: int) -> int:
@@ -240,8 +287,8 @@ def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
     party = server_party(plan)
     trust, member = links.local_trust(plan.security, URL)
     options = {**server_options(plan, trust), **live.options(plan), "expected": clients, "enough": clients}
-    own = json.dumps(client_options(plan, member, seed=plan.job.seed))
-    server = _core.Server(party.arena, URL, json.dumps(options))
+    own = wire.encode(client_options(plan, member, seed=plan.job.seed))
+    server = _core.Server(party.arena, URL, wire.encode(options))
     threads: list[threading.Thread] = []
     over = threading.Event()
     try:
@@ -267,8 +314,8 @@ def _send(client: _core.Client, place: int, over: threading.Event) -> None:
         client.join()
         while (task := client.next()) is not None:
             number, text = task
-            when = json.loads(text)
-            if over.wait(max(0.0, when["begin"] + place * when["gap"] - time.monotonic())):
+            times = wire.decode(RoundTimes, text)
+            if over.wait(max(0.0, times.begin + place * times.gap - time.monotonic())):
                 return
             if client.submit(number, 1.0, "{}") == "done":
                 return

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from thalweg import machine
 from thalweg.errors import PlanError
 from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.star.remote import MemberResult
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.transports import links, pki
@@ -41,8 +41,8 @@ class TreeNodeOptions:
     metrics: str | None = None
 
 
-def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> MemberResult:
+    """Run the node until the job is over.
 
     Raises PlanError or LinkError for wrong settings on this side, CoreError if the parent refuses the node.
     """
@@ -82,4 +82,4 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict
     with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.worker_counters(name)) as count:
         gateway.watch(lambda outcome: count(Counted.of_outcome(outcome)))
         rounds = gateway.serve()
-    return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
+    return MemberResult(name, gateway.address, rounds, machine.peak_rss_bytes())
