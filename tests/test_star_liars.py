@@ -112,7 +112,7 @@ def test_the_mean_is_that_of_the_updates_that_count(stack: ExitStack, seed: int,
     arena = _core.Arena(layout())
     model = np.asarray(arena).view(np.float32)
     own, member = (
-        {"token": trust["token"], "transport": {"tls": trust.get("tls")}}
+        {"token": trust.token, "transport": {"tls": trust.tls}}
         for trust in local_trust(SecuritySection(tls="off"), URL)
     )
     # Whoever sends nothing is waited for until the deadline; an update that is late for it must not count.

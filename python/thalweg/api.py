@@ -307,7 +307,7 @@ class Client:
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "timeout": timeout}
+        options = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
         self.app, self.name, self.data = app, name, data
         self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))
         self.model, self.arena = self._bound.model, self._bound.arena

@@ -106,7 +106,7 @@ class Node:
             raise PlanError("a certificate and its key go together", "Give both cert and key, or neither")
         identity = None
         if cert is not None and key is not None:
-            identity = {"certificate": pki.read(Path(cert)), "key": pki.read(Path(key))}
+            identity = links.Identity.read(Path(cert), Path(key))
         trust = links.node_trust(listen, None if ca is None else pki.read(Path(ca)), identity)
         self.app, self.name, self.seed = app, name, seed
         if data is None and hasattr(app, "train_data"):
@@ -116,7 +116,7 @@ class Node:
         self.model, self.arena = self._bound.model, self._bound.arena
         self._peer = peer_of_app(app, self._bound, self._data, seed=seed, note=_log.warning)
         options = {
-            "transport": {"tls": trust.get("tls")},
+            "transport": {"tls": trust.tls},
             "seed": seed,
             "wait": wait,
             "deadline": deadline,

@@ -171,8 +171,8 @@ class TaskServer:
         plan = Plan.of(table, "the server's arguments")
         trust = links.server_trust(plan.security, listen)
         config = {
-            "transport": {"tls": trust.get("tls"), "own": dict(options or {})},
-            "issuer": trust.get("issuer"),
+            "transport": {"tls": trust.tls, "own": dict(options or {})},
+            "issuer": trust.issuer,
             "job": secrets.randbits(63),
             "grace": grace,
             "ahead": ahead,
@@ -381,7 +381,7 @@ class TaskClient:
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        config = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "timeout": timeout}
+        config = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
         self.name = name
         self._core = _core.TaskClient(url, name, wire.encode(config))
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.sections import SecuritySection
 from thalweg.transports.links import local_trust
 
@@ -81,7 +81,7 @@ class Job:
         self.model = np.asarray(self.arena).view(np.float32)
         self.model[:] = expected(0)
         own, member = (
-            {"token": trust["token"], "transport": {**more, "tls": trust.get("tls")}}
+            {"token": trust.token, "transport": {**more, "tls": wire.values_of(trust.tls)}}
             for trust in local_trust(SecuritySection(tls=tls), url)
         )
         job = {"expected": CLIENTS, "enough": CLIENTS, "deadline": DEADLINE}

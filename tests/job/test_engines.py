@@ -20,6 +20,7 @@ from thalweg.job.tree.engines.ray_actor import NodeActor
 from thalweg.job.tree.order import NodeOrder
 from thalweg.plan import Plan
 from thalweg.sections.trees import NodesSection
+from thalweg.transports.links import Trust
 
 
 def plan(engine: str) -> Plan:
@@ -134,7 +135,7 @@ def test_if_rays_process_ends_all_nodes_that_it_has_started_are_lost(tmp_path: P
 
 
 def test_a_machine_with_another_release_says_so() -> None:
-    order = NodeOrder(name="node-0", url="", listen="", options={}, trust={})
+    order = NodeOrder(name="node-0", url="", listen="", options={}, trust=Trust())
     said = json.loads(NodeActor(wire.encode(order), "0.0.1").serve())
     assert said["error"]["cause"] == f"its machine has thalweg {version('thalweg')}, and the run 0.0.1"
 
@@ -142,7 +143,7 @@ def test_a_machine_with_another_release_says_so() -> None:
 def test_a_node_that_cannot_join_has_last_words() -> None:
     url, listen = "tcp://127.0.0.1:1", "tcp://127.0.0.1:0"
     options = {"transport": {}, "timeout": 0.1}
-    order = NodeOrder(name="node-0", url=url, listen=listen, options=options, trust={})
+    order = NodeOrder(name="node-0", url=url, listen=listen, options=options, trust=Trust())
     said = json.loads(NodeActor(wire.encode(order), version("thalweg")).serve())
     assert "refused" in said["error"]["cause"]
     assert said["error"]["hint"]

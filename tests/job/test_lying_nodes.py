@@ -20,6 +20,7 @@ from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.root import Tree
+from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
@@ -109,7 +110,7 @@ def order(url: str, name: str) -> NodeOrder:
         listen=URL,
         clients=len(HOMES[name]),
         options={"token": token("tree-node", name), "transport": {}, "tree": True, "timeout": 5.0},
-        trust={"issuer": ISSUER},
+        trust=Trust(issuer=ISSUER),
     )
 
 

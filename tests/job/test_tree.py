@@ -23,6 +23,7 @@ from thalweg.job.tree.local_nodes import Orders
 from thalweg.job.tree.root import Tree
 from thalweg.job.tree.tops import Node, Received, Top
 from thalweg.plan import Plan
+from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
 from thalweg.trees.merging import Mean, Part
 
@@ -152,7 +153,7 @@ def job(
     }
     own = {"token": TOKEN, "grace": told["grace"], "transport": {}, "tree": True}
     tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top, choose=choose)
-    trust = {"token": TOKEN}
+    trust = Trust(token=TOKEN)
     with session(Plan.of({}), CLIENTS, print) as network:
         orders = Orders(tree.address, network, trust, trust, 0)
     made = Job(tree, model, orders)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,9 @@ from thalweg.plan import Plan, check_transport, effects
 from thalweg.plan.options import client_options, node_options, server_options, task_options
 from thalweg.sections.marks import Key, keys
 from thalweg.transports import registry
+from thalweg.transports.links import Trust
 from thalweg.trees import live
+from thalweg.ui import strict_json
 
 PACKAGE: Final = Path(plans.__file__).parents[1]
 # A job of each shape.
@@ -204,12 +205,14 @@ def beside(path: str, job: str) -> dict[str, Any]:
 def told(plan: Plan, job: str) -> str:
     """Return the core's options for a plan."""
     if job == "graph":
-        every: Sequence[Mapping[str, object]] = [node_options(plan, {}, number=1, job=1, digests={})]
+        every: Sequence[Mapping[str, object]] = [node_options(plan, Trust(), number=1, job=1, digests={})]
     elif job == "flower":
-        every = [task_options(plan, {}), client_options(plan, {}, seed=1)]
+        every = [task_options(plan, Trust()), client_options(plan, Trust(), seed=1)]
     else:
-        every = [server_options(plan, {}) | live.options(plan), client_options(plan, {}, seed=1)]
-    return json.dumps([{key: value for key, value in one.items() if key != "job"} for one in every], sort_keys=True)
+        every = [server_options(plan, Trust()) | live.options(plan), client_options(plan, Trust(), seed=1)]
+    return strict_json.dumps(
+        [{key: value for key, value in one.items() if key != "job"} for one in every], sort_keys=True
+    )
 
 
 @lru_cache

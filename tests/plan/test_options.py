@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.plan import Plan
 from thalweg.plan.options import client_options, node_options, of_both_ends, server_options
+from thalweg.transports.links import Login, Tls, Trust
 
 FAULT = {
     "seed": 0, "loss": 0.5, "duplicate": 0.0, "reorder": 0.0, "corrupt": 0.0, "delay_ms": 0.0, "jitter_ms": 0.0,
@@ -40,7 +40,7 @@ def test_options_follow_from_the_plan() -> None:
         loss = 0.5
         """
     )
-    options = server_options(plan, {"token": "t"})
+    options = server_options(plan, Trust(token="t"))
     assert options["transport"] == {"congestion": "reno", "streams": 2, "tls": None}
     assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
     assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
@@ -51,15 +51,15 @@ def test_options_follow_from_the_plan() -> None:
     assert options["layers"]["fault"] == FAULT
     assert "issuer" not in options
     assert "staging" not in options
-    client = client_options(plan, {"token": "t"}, seed=4)
+    client = client_options(plan, Trust(token="t"), seed=4)
     assert (client["seed"], client["token"], client["layers"]) == (4, "t", options["layers"])
 
 
 def test_sealed_updates_are_an_option_of_both_ends() -> None:
     plan = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\ncipher = 'chacha20-poly1305'\nrecord = '4KiB'")
     sealed = {"cipher": "chacha20-poly1305", "record": 4096, "loss": 0.01}
-    assert server_options(plan, {})["layers"] == {"seal": sealed}
-    assert client_options(plan, {}, seed=4)["layers"] == {"seal": sealed}
+    assert server_options(plan, Trust())["layers"] == {"seal": sealed}
+    assert client_options(plan, Trust(), seed=4)["layers"] == {"seal": sealed}
     chosen = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\nrecord = 'auto'\nloss = 0.001")
     assert of_both_ends(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
     assert chosen.layers.emulation() == {}
@@ -67,22 +67,24 @@ def test_sealed_updates_are_an_option_of_both_ends() -> None:
 
 def test_compressed_updates_are_an_option_of_both_ends() -> None:
     plan = Plan.loads("[layers.compress]\nformat = 'int8'")
-    assert server_options(plan, {})["layers"] == client_options(plan, {}, seed=4)["layers"] == of_both_ends(plan)
+    assert (
+        server_options(plan, Trust())["layers"] == client_options(plan, Trust(), seed=4)["layers"] == of_both_ends(plan)
+    )
     assert of_both_ends(plan) == {"compress": {"format": "int8"}}
     assert of_both_ends(Plan.loads("[layers.compress]")) == {"compress": {"format": "f16"}}
     assert plan.layers.emulation() == {}
 
 
 def test_without_enough_one_update_is() -> None:
-    assert server_options(Plan.of({}), {})["enough"] == 1
+    assert server_options(Plan.of({}), Trust())["enough"] == 1
 
 
 def test_a_login_comes_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "login"
     file.write_text("ada:pass:word\n")
     plan = Plan.of({"security": {"login_file": str(file)}, "transport": {"options": {"qos": 1}}})
-    transport = client_options(plan, {}, seed=0)["transport"]
-    assert transport["login"] == {"user": "ada", "password": "pass:word"}
+    transport = client_options(plan, Trust(), seed=0)["transport"]
+    assert transport["login"] == Login("ada", "pass:word")
     assert transport["own"] == {"qos": 1}
 
 
@@ -107,9 +109,10 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
         loss = 0.5
         """
     )
-    trust = {"token": "t", "own_token": "o", "tls": {"authority": "a"}}
+    tls = Tls("a", None, require_client=True)
+    trust = Trust(token="t", own_token="o", tls=tls)
     options = node_options(plan, trust, number=2, job=5, digests={"plan": "p", "graph": "g", "start": "s"})
-    assert options["transport"] == {"congestion": "cubic", "streams": 1, "tls": {"authority": "a"}}
+    assert options["transport"] == {"congestion": "cubic", "streams": 1, "tls": tls}
     assert (options["seed"], options["job"], options["chunk"], options["liveness"]) == (9, 5, 65536, 2.0)
     assert options["rounds"] == 6
     assert (options["wait"], options["deadline"], options["ahead"]) == ("first-chunk", 0.4, 3)
@@ -122,6 +125,6 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
 
 def test_the_core_takes_all_options_of_a_node() -> None:
     plan = Plan.loads("[job]\ngraph = 'ring'\nwait = 'deadline'\nahead = 2\n[layers]\nthrottle = '4g'")
-    options = node_options(plan, {"token": "00" * 32, "own_token": "00" * 32}, number=1, job=1, digests={"plan": "p"})
-    node = _core.Node(_core.Arena(_core.Layout([("w", "F32", [4])])), "a", "tcp://127.0.0.1:0", json.dumps(options))
+    options = node_options(plan, Trust(token="00" * 32, own_token="00" * 32), number=1, job=1, digests={"plan": "p"})
+    node = _core.Node(_core.Arena(_core.Layout([("w", "F32", [4])])), "a", "tcp://127.0.0.1:0", wire.encode(options))
     node.close("it was only looked at")

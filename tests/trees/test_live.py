@@ -168,7 +168,7 @@ def kill_the_first() -> None:
 def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
     """Run a job; return the last model and the workers' report."""
     own, member = (
-        {"token": trust["token"], "transport": {"tls": trust.get("tls")}}
+        {"token": trust.token, "transport": {"tls": trust.tls}}
         for trust in local_trust(SecuritySection(tls="off"), URL)
     )
     arena = _core.Arena(layout())

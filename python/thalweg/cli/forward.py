@@ -157,8 +157,7 @@ def command(
                 {"tls": tls, "clients": clients, "pki": None if pki is None else str(pki)}
             )
             own = registry.own_options(option or ())
-            config = forwarding.far_end(listen, to, security, own, congestion)
-            config["transport"]["login"] = links.login(login_file)
+            config = forwarding.far_end(listen, to, security, own, congestion, login=links.login(login_file))
         else:
             from thalweg.job.star.remote import Membership, entrance
 

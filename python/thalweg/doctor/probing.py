@@ -52,7 +52,7 @@ def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[s
     plan = Plan.of({"security": {"clients": "certificate", **({} if folder is None else {"pki": folder})}})
     trust = links.server_trust(plan.security, url)
     note(f"answering probes at {url}; Ctrl-C ends it")
-    _core.probe_serve(url, wire.encode(ProbeOptions(ProbeTransport(trust.get("tls")))), seconds)
+    _core.probe_serve(url, wire.encode(ProbeOptions(ProbeTransport(trust.tls))), seconds)
     return Served(url, seconds)
 
 
@@ -65,6 +65,6 @@ def client_options(url: str | None, token_file: Path | None, cert: Path | None, 
     token = None if token_file is None else pki.read_token(token_file)
     identity = None
     if cert is not None and key is not None:
-        identity = {"certificate": pki.read(cert), "key": pki.read(key)}
+        identity = links.Identity.read(cert, key)
     trust = links.remote_trust(url, token, None, identity, "auto")
-    return ProbeOptions(ProbeTransport(trust.get("tls")), trust.get("token"))
+    return ProbeOptions(ProbeTransport(trust.tls), trust.token)

@@ -30,7 +30,7 @@ from thalweg.plan import check_transport
 from thalweg.plan.options import client_options, task_options
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, registry
-from thalweg.wire import Table
+from thalweg.transports.links import Trust
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -118,7 +118,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
         session(plan, names, progress.note) as network,
         attached(plan, network, server_trust, progress.note) as broker,
         _listening(plan, broker.url, broker.trusting(server_trust), network) as server,
-        recorded(plan, server, network.facts(), progress, tls="tls" in server_trust) as record,
+        recorded(plan, server, network.facts(), progress, tls=server_trust.tls is not None) as record,
     ):
         host = Hosting(plan, found, server, record, progress, look=network.check)
         fleet = Fleet(record.log_path, host.process_ended, in_process=in_process, work=_work, program=PROGRAM)
@@ -180,10 +180,10 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
     cpu = machine.cpu_seconds()
     with (
         _listening(plan, url, trust, None) as server,
-        recorded(plan, server, {}, progress, tls="tls" in trust) as record,
+        recorded(plan, server, {}, progress, tls=trust.tls is not None) as record,
     ):
         host = Hosting(plan, found, server, record, progress)
-        guarded = "encrypted" if "tls" in trust else "not encrypted" if "issuer" in trust else "open to this machine"
+        guarded = "encrypted" if trust.tls else "not encrypted" if trust.issuer else "open to this machine"
         progress.note(f"listening on {server.address} ({guarded})")
         host.load()
         progress.note(f"waiting for {plan.job.clients} nodes")
@@ -229,7 +229,7 @@ def join(
 
 
 @contextmanager
-def _listening(plan: Plan, url: str, trust: Table, network: Session | None) -> Iterator[TaskServer]:
+def _listening(plan: Plan, url: str, trust: Trust, network: Session | None) -> Iterator[TaskServer]:
     from thalweg.tasks import TaskServer
 
     budgets = {} if plan.app is None else {"memory": plan.app.memory, "max_result": plan.app.largest_reply}
@@ -253,7 +253,7 @@ class _Orders:
     found: AppFolder
     server: TaskServer
     network: Session
-    trust: Mapping[str, object]
+    trust: Trust
     shares: Mapping[str, Sequence[str]]
     names: Sequence[str]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg import _core, apps, machine, wire
+from thalweg import _core, apps, machine
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common.broker import Attached, attached
 from thalweg.job.common.fleet import END_SECONDS, ClientOrder, Fleet, Orders, client_threads, take_orders
@@ -25,6 +25,7 @@ from thalweg.machine import Usage, grace
 from thalweg.plan import check_transport, choosing, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
+from thalweg.transports.links import Trust
 
 if TYPE_CHECKING:
     from thalweg.job.graph.result import GraphResult
@@ -125,7 +126,7 @@ def _end(
         host.progress.note(f"the record is not complete: {error}")
 
 
-def _orders(host: Host, network: Session, trust: wire.Table, names: list[str], *, in_process: bool) -> Orders:
+def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_process: bool) -> Orders:
     plan = host.plan
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(

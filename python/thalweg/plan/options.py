@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from thalweg import graphs
 from thalweg.sections.marks import keys
-from thalweg.transports.links import login
+from thalweg.transports.links import Trust, login
 from thalweg.wire import Table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CoreOptions(TypedDict, total=False):
     start: str
 
 
-def server_options(plan: Plan, trust: Table, emulate: Table | None = None) -> CoreOptions:
+def server_options(plan: Plan, trust: Trust, emulate: Table | None = None) -> CoreOptions:
     """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
 
     ``emulate`` is a layer that emulates a network's links.
@@ -76,30 +76,30 @@ def server_options(plan: Plan, trust: Table, emulate: Table | None = None) -> Co
     options = _options(plan, trust, emulate, client=False)
     # Options that follow from several keys.
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
-    options |= {"issuer": trust.get("issuer"), "token": trust.get("token"), "job": secrets.randbits(63)}
+    options |= {"issuer": trust.issuer, "token": trust.token, "job": secrets.randbits(63)}
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
-def task_options(plan: Plan, trust: Table, emulate: Table | None = None) -> CoreOptions:
+def task_options(plan: Plan, trust: Trust, emulate: Table | None = None) -> CoreOptions:
     """Return the core's options of a task server. The arguments are as for ``server_options``."""
     options = server_options(plan, trust, emulate)
     return cast("CoreOptions", {name: value for name, value in options.items() if name in OF_TASKS})
 
 
 def client_options(
-    plan: Plan, trust: Table, *, seed: int, emulate: Table | None = None, congestion: str | None = None
+    plan: Plan, trust: Trust, *, seed: int, emulate: Table | None = None, congestion: str | None = None
 ) -> CoreOptions:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``.
 
     ``congestion`` is the client's own congestion control, if it has one.
     """
     options = _options(plan, trust, emulate, client=True, congestion=congestion)
-    return cast("CoreOptions", {**options, "token": trust.get("token"), "seed": seed})
+    return cast("CoreOptions", {**options, "token": trust.token, "seed": seed})
 
 
 def node_options(
     plan: Plan,
-    trust: Table,
+    trust: Trust,
     *,
     number: int,
     job: int,
@@ -114,7 +114,7 @@ def node_options(
     """
     own = plan.transport.congestion_of(number - 1) if plan.transport.client_congestion else None
     options = _options(plan, trust, emulate, client=True, congestion=own)
-    options |= {key: trust.get(key) for key in ("issuer", "token", "own_token")}
+    options |= {"issuer": trust.issuer, "token": trust.token, "own_token": trust.own_token}
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
     options |= {"rounds": plan.job.rounds, "liveness": plan.job.liveness, "precision": plan.precision}
     options |= {"wait": plan.wait, "deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan)}
@@ -136,7 +136,7 @@ def mixing_of(plan: Plan) -> str:
 
 
 def _options(
-    plan: Plan, trust: Table, emulate: Table | None, *, client: bool, congestion: str | None = None
+    plan: Plan, trust: Trust, emulate: Table | None, *, client: bool, congestion: str | None = None
 ) -> dict[str, object]:
     """Return the options of one end from the keys that have a value, and from ``trust``."""
     transport: dict[str, object] = {}
@@ -152,8 +152,8 @@ def _options(
             section, _, name = (core.path or key.name).rpartition(".")
             sections[section][name] = value if core.write is None else core.write(value)
     named = plan.security.login_file
-    known = trust.get("login") or login(None if named is None else Path(named))
-    transport |= {"tls": trust.get("tls"), **({} if known is None else {"login": known})}
+    known = trust.login or login(None if named is None else Path(named))
+    transport |= {"tls": trust.tls, **({} if known is None else {"login": known})}
     transport |= {} if congestion is None else {"congestion": congestion}
     return options
 

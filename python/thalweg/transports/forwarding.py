@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from thalweg.errors import PlanError
 from thalweg.sections import SecuritySection
 from thalweg.transports import links
 from thalweg.ui.units import format_bytes
+from thalweg.wire import Table
 
 # The address of the near end if only a port is given: loopback, as whoever connects uses the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
@@ -31,18 +32,18 @@ def host_and_port(option: str, text: str) -> str:
 
 
 def far_end(
-    url: str, to: str, security: SecuritySection, own: Mapping[str, object], congestion: str | None
-) -> dict[str, Any]:
+    url: str, to: str, security: SecuritySection, own: Table, congestion: str | None, *, login: links.Login | None
+) -> dict[str, object]:
     """Return the core's settings of a far end at ``url`` for the target ``to``.
 
     Raises PlanError; LinkError if others can reach ``url`` and nothing says who may come.
     """
     trust = links.server_trust(security, url)
-    transport = {"tls": trust.get("tls"), "congestion": congestion, "own": own}
-    return {"listen": url, "to": host_and_port("--to", to), "issuer": trust.get("issuer"), "transport": transport}
+    transport = {"tls": trust.tls, "congestion": congestion, "own": own, "login": login}
+    return {"listen": url, "to": host_and_port("--to", to), "issuer": trust.issuer, "transport": transport}
 
 
-def near_end(listen: str, url: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def near_end(listen: str, url: str, name: str, options: Table) -> dict[str, object]:
     """Return the settings for the core of a near end, to which programs connect. Raises PlanError.
 
     ``options`` are the client options for the client ``name``.

@@ -3,16 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thalweg import wire
 from thalweg.errors import LinkError
 from thalweg.transports import registry
 
 if TYPE_CHECKING:
     from thalweg.sections import SecuritySection
     from thalweg.transports.pki import Token
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A party's certificate and its key, in PEM."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+    @classmethod
+    def read(cls, certificate: Path, key: Path) -> Identity:
+        """Return the identity in two files. Raises LinkError."""
+        from thalweg.transports import pki
+
+        return cls(pki.read(certificate), pki.read(key))
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How one end of a link encrypts: the authority whose certificates it trusts (PEM), and what it shows itself.
+
+    ``require_client``: a server demands certificates from clients. ``server_name``: the name that the server's
+    certificate must have, if that is not the host in its URL.
+    """
+
+    authority: str
+    identity: Identity | None
+    require_client: bool
+    server_name: str | None = None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Tls:
+        """Return the settings that a table stands for. Raises TypeError for unknown or missing fields."""
+        identity = table["identity"]
+        return cls(**{**table, "identity": None if identity is None else Identity(**identity)})
+
+    def table(self) -> dict[str, object]:
+        """Return it as the core reads it."""
+        return wire.sparse(self)
+
+
+@dataclass(frozen=True)
+class Login:
+    """A party's login at a broker."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """What one end of a link shows the other, and what it demands.
+
+    A client shows its ``token``. A server checks tokens with the public key ``issuer``, or else demands that they equal
+    its ``token``. A node of a graph shows ``own_token`` where it dials. Without ``tls`` the link is not encrypted.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    issuer: str | None = None
+    own_token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    login: Login | None = None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Trust:
+        """Return the trust that a table stands for. Raises TypeError for unknown or missing fields."""
+        tls, login = table.get("tls"), table.get("login")
+        made = {"tls": None if tls is None else Tls.of(tls), "login": None if login is None else Login(**login)}
+        return cls(**{**table, **made})
+
+    def table(self) -> dict[str, object]:
+        """Return what is known, by name."""
+        return wire.sparse(self)
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """The core's options that say how a server checks tokens: ``token`` and ``issuer``, each if it is known."""
+        found = {"token": self.token, "issuer": self.issuer}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def is_local(url: str) -> bool:
@@ -31,7 +112,7 @@ def uses_tls(chosen: SecuritySection, url: str) -> bool:
     return chosen.tls == "on" or (chosen.tls == "auto" and (chosen.pki is not None or not is_local(url)))
 
 
-def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
+def server_trust(chosen: SecuritySection, url: str) -> Trust:
     """Return ``tls`` and ``issuer`` of a server at ``url`` from its pki folder.
 
     Raises LinkError if other machines can reach ``url`` and no such folder is given.
@@ -41,33 +122,28 @@ def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
     folder = chosen.pki
     if folder is None:
         if is_local(url) and chosen.tls != "on":
-            return {}
+            return Trust()
         raise LinkError(
             f"{url} can be reached from other machines, and nothing says who may join",
             "Run `thalweg pki init`, give its folder with --pki, and run `thalweg pki issue NAME --role ROLE` for each",
         )
     place = Path(folder)
     certificates_only = chosen.clients == "certificate"
-    trust: dict[str, Any] = {} if certificates_only else {"issuer": pki.read(place / pki.ISSUER).strip()}
-    if uses_tls(chosen, url):
-        trust["tls"] = {
-            "authority": pki.read(place / pki.AUTHORITY),
-            "identity": {"certificate": pki.read(place / pki.SERVER), "key": pki.read(place / pki.SERVER_KEY)},
-            "require_client": certificates_only,
-        }
-    return trust
+    issuer = None if certificates_only else pki.read(place / pki.ISSUER).strip()
+    if not uses_tls(chosen, url):
+        return Trust(issuer=issuer)
+    identity = Identity.read(place / pki.SERVER, place / pki.SERVER_KEY)
+    return Trust(issuer=issuer, tls=Tls(pki.read(place / pki.AUTHORITY), identity, certificates_only))
 
 
-def remote_trust(
-    url: str, token: Token | None, authority: str | None, identity: Mapping[str, str] | None, tls: str
-) -> dict[str, Any]:
+def remote_trust(url: str, token: Token | None, authority: str | None, identity: Identity | None, tls: str) -> Trust:
     """Return ``tls`` and ``token`` of a client of the server at ``url``, with all certificates in PEM.
 
     ``tls`` is auto, on or off. auto encrypts if an authority is known; beyond this machine it must be known. Raises
     LinkError if it is not.
     """
     known = authority or (token.authority if token else None) or None
-    trust: dict[str, Any] = {} if token is None else {"token": token.token}
+    trust = Trust(token=None if token is None else token.token)
     if tls == "off" or (tls == "auto" and known is None and is_local(url)):
         return trust
     if known is None:
@@ -75,25 +151,24 @@ def remote_trust(
             f"links to {url} are encrypted, and no certificate authority is known",
             "Give the file of `thalweg pki issue NAME` with --token-file, or ca.crt with --ca",
         )
-    return {**trust, "tls": {"authority": known, "identity": identity, "require_client": False}}
+    return replace(trust, tls=Tls(known, identity, require_client=False))
 
 
-def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def local_trust(chosen: SecuritySection, url: str) -> tuple[Trust, Trust]:
     """Return the trust of the server and of the clients of a run on this machine. It is made for this run alone."""
     from thalweg import _core
 
     token = _core.pki_secret()
     if not uses_tls(chosen, url):
-        return {"token": token}, {"token": token}
+        return Trust(token=token), Trust(token=token)
     authority, key = _core.pki_authority("thalweg run", 1)
     certificate, server_key = _core.pki_issue(authority, key, "server", ["127.0.0.1", "::1", "localhost"], 1, "server")
-    identity = {"certificate": certificate, "key": server_key}
-    server_tls = {"authority": authority, "identity": identity, "require_client": False}
-    client_tls = {"authority": authority, "identity": None, "require_client": False, "server_name": "localhost"}
-    return {"token": token, "tls": server_tls}, {"token": token, "tls": client_tls}
+    server_tls = Tls(authority, Identity(certificate, server_key), require_client=False)
+    client_tls = Tls(authority, None, require_client=False, server_name="localhost")
+    return Trust(token=token, tls=server_tls), Trust(token=token, tls=client_tls)
 
 
-def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dict[str, Trust]:
     """Return the trust of each node of a run on this machine. It is made for this run alone.
 
     A node demands ``token`` from nodes that dial it, and shows ``own_token`` when it dials. With ``tls`` it has one
@@ -102,37 +177,34 @@ def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dic
     from thalweg import _core
 
     token = _core.pki_secret()
-    common = {"token": token, "own_token": token}
+    common = Trust(token=token, own_token=token)
     if not uses_tls(chosen, url):
         return dict.fromkeys(names, common)
     authority, key = _core.pki_authority("thalweg run", 1)
     trusts = {}
     for name in names:
         certificate, own_key = _core.pki_issue(authority, key, name, ["127.0.0.1", "::1", "localhost"], 1, "graph-node")
-        identity = {"certificate": certificate, "key": own_key}
-        tls = {"authority": authority, "identity": identity, "require_client": False, "server_name": "localhost"}
-        trusts[name] = {**common, "tls": tls}
+        tls = Tls(authority, Identity(certificate, own_key), require_client=False, server_name="localhost")
+        trusts[name] = replace(common, tls=tls)
     return trusts
 
 
-def node_trust(
-    url: str, authority: str | None, identity: Mapping[str, str] | None, tls: str = "auto"
-) -> dict[str, Any]:
+def node_trust(url: str, authority: str | None, identity: Identity | None, tls: str = "auto") -> Trust:
     """Return the trust of a node on several machines that listens at ``url``: both ends of a link have certificates.
 
     ``authority`` and ``identity`` are PEM. Raises LinkError if others can reach ``url`` and these are missing.
     """
     if identity is not None and authority is not None and tls != "off":
-        return {"tls": {"authority": authority, "identity": identity, "require_client": True}}
+        return Trust(tls=Tls(authority, identity, require_client=True))
     if is_local(url) and tls != "on":
-        return {}
+        return Trust()
     raise LinkError(
         f"{url} can be reached from other machines, and nothing says who this node is and whom it may trust",
         "Run `thalweg pki issue NAME --role graph-node --host HOST`, and give --ca, --cert and --key",
     )
 
 
-def tree_node_trust(url: str, token: Token | None, identity: Mapping[str, str] | None) -> dict[str, Any]:
+def tree_node_trust(url: str, token: Token | None, identity: Identity | None) -> Trust:
     """Return ``tls`` and ``issuer`` of a node of a tree that listens at ``url`` for its clients.
 
     The node checks clients' tokens with the issuer's public key from its own ``token``. It shows clients ``identity``,
@@ -141,19 +213,18 @@ def tree_node_trust(url: str, token: Token | None, identity: Mapping[str, str] |
     """
     if token is None or (identity is None and not is_local(url)):
         if token is None and identity is None and is_local(url):
-            return {}
+            return Trust()
         raise LinkError(
             f"{url} can be reached from other machines, and nothing says who may join this node",
             "Run `thalweg pki issue NAME --role tree-node --host HOST`, and give --token-file, --cert and --key",
         )
     if identity is None:
-        return {"issuer": token.issuer}
-    tls = {"authority": token.authority, "identity": identity, "require_client": False}
-    return {"issuer": token.issuer, "tls": tls}
+        return Trust(issuer=token.issuer)
+    return Trust(issuer=token.issuer, tls=Tls(token.authority, identity, require_client=False))
 
 
-def login(path: Path | None) -> dict[str, str] | None:
-    """Return ``{"user", "password"}`` from the one line of a file, user:password. Raises LinkError."""
+def login(path: Path | None) -> Login | None:
+    """Return the login in the one line of a file, user:password. Raises LinkError."""
     if path is None:
         return None
     from thalweg.transports import pki
@@ -161,4 +232,4 @@ def login(path: Path | None) -> dict[str, str] | None:
     user, colon, password = pki.read(path).strip().partition(":")
     if not user or not colon or "\n" in password:
         raise LinkError(f"{path} is no login", "It has one line, user:password")
-    return {"user": user, "password": password}
+    return Login(user, password)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from thalweg.brokers import Broker, Place, Tls, programs
 from thalweg.errors import BrokerError, PlanError
 from thalweg.machine import Usage
 from thalweg.network.topology import SERVER
-from thalweg.transports import registry
+from thalweg.transports import links, registry
+from thalweg.transports.links import Trust
 from thalweg.wire import Table
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class Attached:
 
     url: str
     broker: Broker | None = None
-    trust: Table = field(default_factory=dict)
+    trust: Trust = field(default_factory=Trust)
 
-    def trusting(self, trust: Table) -> dict[str, object]:
+    def trusting(self, trust: Trust) -> Trust:
         """Return a party's trust with the broker's login, and its TLS settings if it has any."""
-        return {**trust, **self.trust}
+        return replace(trust, login=self.trust.login or trust.login, tls=self.trust.tls or trust.tls)
 
     def facts(self) -> Table:
         """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
@@ -46,7 +47,7 @@ class Attached:
 
 
 @contextmanager
-def attached(plan: Plan, network: Session, trust: Mapping[str, Any], note: Callable[[str], None]) -> Iterator[Attached]:
+def attached(plan: Plan, network: Session, trust: Trust, note: Callable[[str], None]) -> Iterator[Attached]:
     """Start a broker if the transport needs one and the plan names none; end it at the end.
 
     ``trust`` is the server's. ``note`` gets notes about the broker, also from another thread. Raises BrokerError, or
@@ -81,23 +82,16 @@ def attached(plan: Plan, network: Session, trust: Mapping[str, Any], note: Calla
         yield Attached(broker.url(plan.scheme), broker, _login(broker, trust))
 
 
-def _certificates(trust: Mapping[str, Any]) -> Tls | None:
+def _certificates(trust: Trust) -> Tls | None:
     """Return the broker's certificate, which is the one made for the run's server; None without TLS."""
-    tls = trust.get("tls")
-    if tls is None:
+    if trust.tls is None or trust.tls.identity is None:
         return None
-    return Tls(tls["authority"], tls["identity"]["certificate"], tls["identity"]["key"])
+    return Tls(trust.tls.authority, trust.tls.identity.certificate, trust.tls.identity.key)
 
 
-def _login(broker: Broker, trust: Mapping[str, Any]) -> dict[str, Any]:
+def _login(broker: Broker, trust: Trust) -> Trust:
     """Return the login and TLS settings of all parties. For the broker the server is a client too."""
-    trusted: dict[str, Any] = {"login": {"user": broker.login.user, "password": broker.login.password}}
-    tls = trust.get("tls")
-    if tls is not None:
-        trusted["tls"] = {
-            "authority": tls["authority"],
-            "identity": None,
-            "require_client": False,
-            "server_name": "localhost",
-        }
-    return trusted
+    tls = None
+    if trust.tls is not None:
+        tls = links.Tls(trust.tls.authority, None, require_client=False, server_name="localhost")
+    return Trust(login=links.Login(broker.login.user, broker.login.password), tls=tls)

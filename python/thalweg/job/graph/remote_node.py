@@ -76,7 +76,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
 
     start = None if place.resume is None else _start(place.resume, number + 1, plan)
     with core_shares.CoreShare() as share, standing(plan, name, listen, options, progress.note, start=start) as here:
-        facts = facts_of(plan, schedule, here.node.address, tls="tls" in trust)
+        facts = facts_of(plan, schedule, here.node.address, tls=trust.tls is not None)
         record, done = opened(plan, place.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
@@ -127,10 +127,10 @@ def _hosts(plan: Plan, name: str) -> Mapping[str, str]:
     return hosts
 
 
-def _identity(place: Place) -> tuple[str | None, Mapping[str, str] | None]:
+def _identity(place: Place) -> tuple[str | None, links.Identity | None]:
     if (place.cert is None) != (place.key is None):
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
     authority = None if place.ca is None else pki.read(place.ca)
     if place.cert is None or place.key is None:
         return authority, None
-    return authority, {"certificate": pki.read(place.cert), "key": pki.read(place.key)}
+    return authority, links.Identity.read(place.cert, place.key)

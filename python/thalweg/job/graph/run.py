@@ -36,6 +36,7 @@ from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
 from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
+from thalweg.transports.links import Trust
 from thalweg.ui.progress import iteration_line
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Orders:
     plan: Plan
     schedule: Schedule
     # Each node's tokens and certificates, by name.
-    trusts: Mapping[str, wire.Table]
+    trusts: Mapping[str, Trust]
     session: Session
     record: RunRecord
     # The iteration after which a resumed job continues; 0 for a new job.

@@ -36,6 +36,7 @@ from thalweg.plan.on_trees import has_nodes
 from thalweg.plan.options import server_options
 from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
+from thalweg.transports.links import Trust
 from thalweg.trees import live
 from thalweg.trees.counters import Workers
 from thalweg.trees.live import WorkReport
@@ -279,7 +280,7 @@ class Host:
 def hosting(
     plan: Plan,
     url: str,
-    trust: Table,
+    trust: Trust,
     progress: Progress,
     resume: Path | None,
     *,
@@ -309,7 +310,7 @@ def hosting(
 
     server = listen() if session is None else session.listen(listen)
     try:
-        facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        facts = {"address": server.address, "tls": trust.tls is not None, "bound": bound.facts()}
         # Filled when the last round is over. It stays null if the run ends earlier.
         facts |= {"resent": None}
         facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}

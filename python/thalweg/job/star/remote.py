@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume, command="thalweg server") as host:
         address = host.server.address
-        guarded = "encrypted" if "tls" in trust else "not encrypted" if "issuer" in trust else "open to this machine"
+        guarded = "encrypted" if trust.tls else "not encrypted" if trust.issuer else "open to this machine"
         progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
         if on_trees.has_nodes(plan) and plan.nodes is not None:
             progress.note(f"waiting for {plan.nodes.count} nodes")
@@ -194,15 +194,15 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[
         raise PlanError(f"--tls is {membership.tls!r}", "Give auto, on or off")
     if (membership.cert is None) != (membership.key is None):
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
-    identity: Mapping[str, str] | None = None
+    identity = None
     if membership.cert is not None and membership.key is not None:
-        identity = {"certificate": pki.read(membership.cert), "key": pki.read(membership.key)}
+        identity = links.Identity.read(membership.cert, membership.key)
     authority = None if membership.ca is None else pki.read(membership.ca)
     trust = links.remote_trust(url, token, authority, identity, membership.tls)
     transport = {
-        "tls": trust.get("tls"),
+        "tls": trust.tls,
         "congestion": membership.congestion,
         "login": links.login(membership.login_file),
         "own": membership.own,
     }
-    return {"transport": transport, "token": trust.get("token"), "timeout": membership.timeout}
+    return {"transport": transport, "token": trust.token, "timeout": membership.timeout}

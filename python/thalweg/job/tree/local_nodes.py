@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from thalweg.errors import RecordError
 from thalweg.job.tree.engines import engine_of
 from thalweg.job.tree.order import NodeOrder
-from thalweg.wire import Table
+from thalweg.transports.links import Trust
 
 if TYPE_CHECKING:
     from thalweg.job.common.messages import Report
@@ -30,13 +30,13 @@ class Orders:
 
     parent: str
     network: Session
-    server: Table
-    member: Table
+    server: Trust
+    member: Trust
     seed: int
 
     def of(self, name: str, number: int) -> NodeOrder:
         """Return the order of one node."""
-        transport = {"tls": self.member.get("tls")}
+        transport = {"tls": self.member.tls}
         return NodeOrder(
             name=name,
             place=self.network.place(name),
@@ -45,7 +45,7 @@ class Orders:
             address=self.network.address(name),
             options={
                 "transport": transport,
-                "token": self.member.get("token"),
+                "token": self.member.token,
                 "seed": self.seed + number,
                 "tree": True,
             },
@@ -63,7 +63,7 @@ class TreeNodes:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
         self._engine = engine_of(plan, record.log_path, self._lost, self._note)
 
-    def start(self, server: Table, member: Table) -> None:
+    def start(self, server: Trust, member: Trust) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` as in ``Orders``.
 
         A node that is killed meanwhile is started again. After too many restarts its clients get other nodes. Raises

@@ -209,14 +209,13 @@ class Gateway:
         return self._exchange.do(request)
 
     def _open(self, request: Open) -> answers.Opened:
-        own = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
         transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         expected = request.options.get("expected")
         self._expected = expected if isinstance(expected, int) else self._expected
         options = {
             **request.options,
-            **own,
-            "transport": {**transport, "tls": self._trust.get("tls")},
+            **self._trust.tokens,
+            "transport": {**transport, "tls": self._trust.tls},
             "workers": {**workers, "command": live.command()},
             "expected": self._expected,
         }
@@ -247,8 +246,7 @@ class Gateway:
         return _core.Server(model, self._listen, options)
 
     def _exchange_of(self, top: TopOptions, model: _core.Arena, sums: SumsOf) -> SumsExchange:
-        trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
-        own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top.server}
+        own = {**self._trust.tokens, "transport": {"tls": self._trust.tls}, "tree": True, **top.server}
 
         def link(answer: AnswerOthers) -> Others:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)

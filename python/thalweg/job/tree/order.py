@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg.job.common.messages import Order
+from typing_extensions import Self
+
+from thalweg.job.common.messages import Line, Order
+from thalweg.transports.links import Trust
 from thalweg.wire import Table
 
 
@@ -21,7 +24,12 @@ class NodeOrder(Order):
     url: str
     listen: str
     options: Table
-    trust: Table
+    trust: Trust
     address: str = "127.0.0.1"
     clients: int = 1
     advertise: str | None = None
+
+    @classmethod
+    def of(cls, table: Line) -> Self:
+        """Return the order that a table stands for. Raises TypeError for unknown or missing fields."""
+        return super().of({**table, "trust": Trust.of(table["trust"])})

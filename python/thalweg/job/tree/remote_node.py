@@ -60,7 +60,7 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
     identity = None
     if options.cert is not None and options.key is not None:
-        identity = {"certificate": pki.read(options.cert), "key": pki.read(options.key)}
+        identity = links.Identity.read(options.cert, options.key)
     name = options.name or (token.name if token else socket.gethostname())
     order = NodeOrder(
         name=name,
@@ -69,8 +69,8 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
         clients=options.clients,
         advertise=options.advertise,
         options={
-            "transport": {"tls": up.get("tls")},
-            "token": up.get("token"),
+            "transport": {"tls": up.tls},
+            "token": up.token,
             "timeout": options.timeout,
             "seed": os.getpid(),
             "tree": True,

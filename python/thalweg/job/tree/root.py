@@ -26,6 +26,7 @@ from thalweg.job.tree.tops import Dedicated, FirstFinished, Node, Received, Top
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.counters import NodeClients, Workers
@@ -588,7 +589,7 @@ def tree_of(
     plan: Plan,
     model: _core.Arena,
     served: Table,
-    trust: Table,
+    trust: Trust,
     url: str,
     *,
     address: str | None = None,
@@ -601,7 +602,7 @@ def tree_of(
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
     kept = {key: value for key, value in served.items() if key not in ("token", "issuer", "choose")}
     own = {key: served[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in served}
-    own |= {"transport": {"tls": trust.get("tls")}, "tree": True}
+    own |= {"transport": {"tls": trust.tls}, "tree": True}
     below = {**kept, "transport": {**wire.part(served, "transport"), "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
