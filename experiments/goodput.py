@@ -36,6 +36,7 @@ from typing import Final
 
 from experiments import senders
 from experiments.measured import Table, middle, rounded, scalars
+from thalweg import wire
 from thalweg.bench.values import Outcome
 from thalweg.network.bound import Stage, carried
 from thalweg.network.shape import Shape
@@ -151,7 +152,7 @@ def ceiling_of(links: Iterable[Link], clients: int, *, at_device: bool = False) 
     Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
     ``at_device``: each client's own device limits, in front of what its link loses.
     """
-    ways = [(row, Shape.of(json_object(row.nominal))) for row in links if row.direction == UP]
+    ways = [(row, wire.made(Shape, json_object(row.nominal))) for row in links if row.direction == UP]
     shared = [Stage(shape.rate, shape.lost) for row, shape in ways if not _own(row)]
     behind = [Stage(None, stage.loss) for stage in shared]
     each = [carried([Stage(shape.rate, shape.lost, not at_device), *behind]) for row, shape in ways if _own(row)]

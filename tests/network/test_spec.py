@@ -162,7 +162,7 @@ def test_packets_have_the_size_that_the_plan_says() -> None:
 
 def test_a_limiter_on_the_device_is_the_hosts_and_not_the_links() -> None:
     made = build("up.rate=8mbit,up.queue=50000B,down.rate=4mbit,loss=1%", limiter="device", limiter_burst=1600)
-    table = made.table()
+    table: dict[str, Any] = made.table()
     limits = {host["name"]: host.get("egress") for host in table["hosts"]}
     own = {"rate": 8_000_000, "queue_bytes": 50_000, "burst_bytes": 1600}
     # The server sends over two links, so that no limit of one of them is that of its device.
@@ -176,10 +176,11 @@ def test_a_limiter_on_the_device_is_the_hosts_and_not_the_links() -> None:
 
 
 def test_a_device_alone_on_its_link_is_limited_both_ways() -> None:
-    table = build("rate=80mbit", clients=1, limiter="device").table()
+    table: dict[str, Any] = build("rate=80mbit", clients=1, limiter="device").table()
     own = {"rate": 80_000_000, "queue_bytes": 1_000_000, "burst_bytes": 10_000}
     assert [host["egress"] for host in table["hosts"]] == [own] * 2
-    assert all("egress" not in host for host in build("rtt=10ms", limiter="device").table()["hosts"])
+    unlimited: dict[str, Any] = build("rtt=10ms", limiter="device").table()
+    assert all("egress" not in host for host in unlimited["hosts"])
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,14 @@ ELEMENTS: Final = 100_000
 
 WITHOUT_RIGHTS: Final = """
 import json
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.plan import Plan
 from thalweg.trees import live
 
 def server(routes):
     plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"routes": routes}})
     arena = _core.Arena(_core.Layout([("w", "F32", [4])]))
-    return _core.Server(arena, "tcp://127.0.0.1:0", json.dumps(live.options(plan)))
+    return _core.Server(arena, "tcp://127.0.0.1:0", wire.encode(live.options(plan)))
 
 try:
     server("kernel")
@@ -56,14 +56,14 @@ made.close("done")
 
 # Shared memory under a limit of the system: of a tree's pool, and of an arena that a transport lends.
 LIMITED: Final = """
-import json, resource, sys
-from thalweg import _core
+import resource, sys
+from thalweg import _core, wire
 from thalweg.plan import Plan
 from thalweg.trees import live
 
 plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"routes": "node"}})
 layout = _core.Layout([("w", "F32", [1 << 20])])
-arena, options = _core.Arena(layout), json.dumps(live.options(plan))
+arena, options = _core.Arena(layout), wire.encode(live.options(plan))
 
 def pool():
     _core.Server(arena, "memory://limited", options)
@@ -173,12 +173,12 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
     )
     arena = _core.Arena(layout())
     told = {**own, "expected": CLIENTS, "enough": CLIENTS, "precision": "exact", "deadline": 60, **options, **workers}
-    server = _core.Server(arena, URL, json.dumps(told))
+    server = _core.Server(arena, URL, wire.encode(told))
     threads: list[threading.Thread] = []
     refused: list[str] = []
     for place in range(CLIENTS):
         theirs = _core.Arena(layout())
-        client = _core.Client(server.address, f"client-{place}", json.dumps(member), theirs)
+        client = _core.Client(server.address, f"client-{place}", wire.encode(member), theirs)
         threads.append(threading.Thread(target=train, args=(client, theirs, place, refused), kwargs={"kills": kills}))
         threads[-1].start()
     assert server.wait(CLIENTS, 60) == CLIENTS
@@ -331,8 +331,8 @@ def test_killed_workers_change_no_bit(star: bytes, split: str, routes: str) -> N
 def test_every_system_gives_the_servers_bits(star: bytes, system: str, copied: bool, passed: bool, stays: bool) -> None:
     plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"system": system, "workers": 2}})
     options = live.options(plan)
-    assert (options["workers"]["data_plane"] != "pool") == copied
-    assert options["workers"]["start"] == ("always" if stays else "cold")
+    assert (options["workers"].data_plane != "pool") == copied
+    assert options["workers"].start == ("always" if stays else "cold")
     model, tree = job(options)
     assert model == star
     assert tree is not None

@@ -7,7 +7,7 @@ from typing import Final
 
 from thalweg.errors import LabError, PlanError
 from thalweg.lab.client import RunningLab
-from thalweg.network.shape import Shape
+from thalweg.network.shape import Shape, Value
 
 DIRECTIONS: Final = {"up": ("ab",), "down": ("ba",), None: ("ab", "ba")}
 ALL: Final = "*"
@@ -60,7 +60,7 @@ def merged(now: Shape, words: str, direction: str, link: str) -> Shape:
     return keys_of(section, words).over(base).shape(0, link)
 
 
-def values_of(shape: Shape) -> dict[str, object]:
+def values_of(shape: Shape) -> dict[str, Value]:
     """Return a shape as the keys and values of a plan."""
     from thalweg.sections.network import UNLIMITED
 

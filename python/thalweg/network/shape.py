@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from thalweg.errors import PlanError
 from thalweg.sections.network import UNLIMITED, BurstSection, DirectionSection
@@ -76,12 +76,6 @@ class Shape:
         """Return it as a table for the core's JSON."""
         return asdict(self)
 
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Shape:
-        """Return the shape from a record's table. Raises TypeError if the table is not a shape."""
-        burst = table.get("burst")
-        return cls(**{**table, "burst": Burst(**burst) if burst else None})
-
     @property
     def lost(self) -> float:
         """The average share of packets that is lost, independently or in bursts."""
@@ -93,11 +87,16 @@ class Shape:
         return 0.0 if self.reorder else max(0.0, self.delay - self.jitter)
 
 
+# The value of a key before one is drawn from a range, and after.
+Value: TypeAlias = int | float | str | bool | Burst
+Ranged: TypeAlias = Value | Range
+
+
 @dataclass(frozen=True)
 class Keys:
     """Keys of one direction, before values are drawn from ranges. ``place`` is their place in the plan, for errors."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Ranged]
     place: str
 
     def over(self, base: Keys) -> Keys:
@@ -118,16 +117,17 @@ class Keys:
         }
         if "rtt" in drawn:
             drawn["delay"] = drawn.pop("rtt") / 2
-        _check(drawn, self.place, link)
         rate, queue = drawn.pop("rate", UNLIMITED), drawn.pop("queue", None)
-        drawn.pop("clamp", None)
+        clamp = bool(drawn.pop("clamp", False))
         counted = isinstance(queue, str)
-        return Shape(
+        shape = Shape(
             rate=None if rate == UNLIMITED else max(1, round(rate)),
             queue_packets=int(queue.split()[0]) if isinstance(queue, str) else None,
             queue_bytes=None if counted else queue,
             **drawn,
         )
+        _check(shape, self.place, link, clamp=clamp)
+        return shape
 
 
 def keys_of(section: DirectionSection, place: str, salt: str = "") -> Keys:
@@ -145,25 +145,24 @@ def keys_of(section: DirectionSection, place: str, salt: str = "") -> Keys:
     return Keys(values, place)
 
 
-def _lifted(value: Any, salt: str) -> Any:
+def _lifted(value: Value | BurstSection | list[float], salt: str) -> Ranged:
     if isinstance(value, list):
         return Range(value[0], value[1], salt) if value[0] != value[1] else value[0]
     return Burst(**value.model_dump()) if isinstance(value, BurstSection) else value
 
 
-def _check(drawn: Mapping[str, Any], place: str, link: str) -> None:
+def _check(shape: Shape, place: str, link: str, *, clamp: bool) -> None:
     """Raise PlanError for values that contradict each other, also if they come from different places of the plan."""
-    delay, jitter, burst = drawn.get("delay", 0.0), drawn.get("jitter", 0.0), drawn.get("burst")
-    if jitter > delay and not drawn.get("clamp"):
+    if shape.jitter > shape.delay and not clamp:
         raise PlanError(
-            f"link {link!r}: the jitter of {format_seconds(jitter)} exceeds the delay of {format_seconds(delay)} "
-            f"({place})",
+            f"link {link!r}: the jitter of {format_seconds(shape.jitter)} exceeds the delay of "
+            f"{format_seconds(shape.delay)} ({place})",
             "Make jitter at most delay, or say clamp = true: what would be below zero is then zero",
         )
-    if drawn.get("reorder") and not delay:
+    if shape.reorder and not shape.delay:
         raise PlanError(
             f"link {link!r} reorders packets by letting them skip the delay, and has none ({place})",
             "Give delay or rtt, or remove reorder",
         )
-    if isinstance(burst, Burst) and burst.enter and not burst.leave:
+    if shape.burst is not None and shape.burst.enter and not shape.burst.leave:
         raise PlanError(f"link {link!r} never leaves a burst of losses ({place})", "Make burst.leave more than 0")

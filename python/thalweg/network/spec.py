@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
-from typing import Any, Final
+from typing import Final
 
 from thalweg.errors import PlanError
 from thalweg.network.changes import Change, expand
@@ -52,7 +52,7 @@ class Host:
     sysctls: Mapping[str, str]
     egress: Egress | None = None
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return it as a table for the core's JSON."""
         limit = {} if self.egress is None else {"egress": asdict(self.egress)}
         return {"name": self.name, "sysctls": dict(self.sysctls), **limit}
@@ -123,11 +123,11 @@ class Spec:
         )
         return replace(self, hosts=tuple(hosts))
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return it as a table for the core's JSON. If a host's device has the limit, its link has none there."""
         limited = {host.name for host in self.hosts if host.egress is not None}
 
-        def behind(host: str, shape: Shape) -> dict[str, Any]:
+        def behind(host: str, shape: Shape) -> dict[str, object]:
             return replace(shape, rate=None, queue_bytes=None).table() if host in limited else shape.table()
 
         return {

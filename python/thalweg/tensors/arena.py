@@ -135,7 +135,7 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
     return name, _dtype(name, str(tensor.dtype).removeprefix("torch.")), list(tensor.shape)
 
 
-def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
+def describe_array(name: str, array: object) -> tuple[str, str, list[int]]:
     """Return an array's name, element type and shape for a layout. Raises ModelError.
 
     An array may have either byte order: copying it into an arena converts the values.

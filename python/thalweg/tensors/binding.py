@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-Model: TypeAlias = "torch.nn.Module | Mapping[str, Any]"
+# Arrays by name, as a user gives them.
+Arrays: TypeAlias = Mapping[str, object]
+Model: TypeAlias = "torch.nn.Module | Mapping[str, object]"
 Words: TypeAlias = "str | Iterable[str] | None"
 
 IN_PLACE: Final = (
@@ -375,7 +377,7 @@ class ArrayBinding(Binding):
     """A dict of NumPy arrays. ``model`` is a new dict, whose chosen arrays are views of an arena."""
 
     def __init__(
-        self, arrays: Mapping[str, Any], choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
+        self, arrays: Arrays, choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
     ) -> None:
         """Give each array that travels a place in the arena. ``collect`` copies them there."""
         travels = choice.of([Named([name], None) for name in arrays])
@@ -387,7 +389,7 @@ class ArrayBinding(Binding):
         self._choice, self._known, self._total = choice, set(arrays), len(arrays)
         self.personal = len(self._names) < len(arrays)
         self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
-        self.model: dict[str, Any] = dict(arrays)
+        self.model = dict(arrays)
 
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         import numpy as np
@@ -417,7 +419,7 @@ class ArrayBinding(Binding):
                 raise ModelError(f"after {when} the model has a new array {name!r}", IN_PLACE)
 
 
-def _spans(arrays: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
+def _spans(arrays: Arrays) -> Iterator[tuple[int, int, str]]:
     """Yield the memory of each array that is one block: address of the first byte, address after the last, name."""
     import numpy as np
 

@@ -18,6 +18,7 @@ from thalweg.tensors.arena import Arena, describe_array, describe_tensor
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+# NumPy arrays or PyTorch tensors by name. Each value is of the kind that the user gave or expects.
 Named = Mapping[str, Any]
 NOTHING: Final[Named] = MappingProxyType({})
 _ids = count(1)
@@ -29,7 +30,7 @@ class Tensors(Mapping[str, "npt.NDArray[Any]"]):
     As a mapping it gives a read-only NumPy view of each tensor.
     """
 
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Named) -> None:
         """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one arena.
 
         A tensor on an accelerator is copied from there. Raises ModelError for an element type that does not travel.
@@ -78,7 +79,7 @@ class Received(Named):
         self.arena, self._shared = arena, shared
         #: The names of tensors that are PyTorch tensors at the sender.
         self.torch = frozenset(torch).intersection(arena)
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, object] = {}
 
     @property
     def untouched(self) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
@@ -90,7 +90,22 @@ def command() -> list[str]:
     return [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
 
 
-def options(plan: Plan) -> dict[str, Any]:
+@dataclass(frozen=True)
+class WorkersOptions:
+    """The core's options of a node's workers. ``autoscaler`` is given if scaling follows the load as in Knative."""
+
+    count: int
+    split: str
+    data_plane: str
+    side_process: bool
+    start: str
+    autoscaler: Mapping[str, object] | None
+    routes: str
+    timing: str
+    command: Sequence[str]
+
+
+def options(plan: Plan) -> dict[str, WorkersOptions]:
     """Return the core's options of a server with workers; none if the server folds updates itself."""
     if plan.aggregation.shape != "tree":
         return {}
@@ -98,21 +113,21 @@ def options(plan: Plan) -> dict[str, Any]:
     on = switches(tree)
     # Sockets with flat levels: a single aggregator receives updates itself, so no data plane lies between.
     is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
-    told = {
-        "count": workers(plan),
-        "split": split(tree),
-        "data_plane": "pool" if is_monolith else on["data_plane"],
-        "side_process": on["side_process"],
-        "start": on["start"],
-        "autoscaler": _autoscaler(tree) if on["scaling"] == "knative" else None,
-        "routes": tree.routes,
-        "timing": on["timing"],
-        "command": command(),
-    }
-    return {"workers": told}
+    made = WorkersOptions(
+        count=workers(plan),
+        split=split(tree),
+        data_plane="pool" if is_monolith else on["data_plane"],
+        side_process=on["side_process"],
+        start=on["start"],
+        autoscaler=_autoscaler(tree) if on["scaling"] == "knative" else None,
+        routes=tree.routes,
+        timing=on["timing"],
+        command=command(),
+    )
+    return {"workers": made}
 
 
-def _autoscaler(tree: TreeSection) -> dict[str, Any]:
+def _autoscaler(tree: TreeSection) -> dict[str, object]:
     """Return the autoscaler's settings. Its default concurrency is the number of inputs of a leaf."""
     own = {} if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True)
     return {"concurrency": tree.inputs, **own}
@@ -177,9 +192,8 @@ class WorkReport:
             counters.pop(name, None)
         return {"system": self.system, "switches": self.switches, **counters, "cpu_seconds": self.cpu_seconds}
 
-    def with_times(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-        """Return the object ``tree`` of ``--json``. ``rounds`` are the journal's entries."""
-        times = [entry["fold"]["completion_seconds"] for entry in rounds]
+    def with_times(self, times: Sequence[float | None]) -> dict[str, object]:
+        """Return the object ``tree`` of ``--json``. ``times`` are the seconds of each round's aggregation."""
         return {**self.table(), "aggregation_completion_seconds": times}
 
     def sentence(self) -> str:

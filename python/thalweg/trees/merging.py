@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from thalweg.apps.outcome import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
 from thalweg.trees import answers
 from thalweg.trees.counters import Counters, NodeClients, Percentiles, Routed, Started, Totals
-
-# Counters of workers. The merged value is the sum over all nodes.
-ADDED: Final = (
-    "workers",
-    "aggregators_created",
-    "died",
-    "warm",
-    "commits",
-    "cpu_seconds",
-    "hops_cpu_seconds",
-    "pool_bytes",
-    "sums_bytes",
-)
-
-# Percentiles of times. The merged value is the largest one of all nodes.
-SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
 
 
 class Statement(NamedTuple):
@@ -150,13 +134,22 @@ def workers(
 
     ``cpu_seconds`` is the CPU time of each node's own process.
     """
-    added: dict[str, Any] = {key: sum(getattr(one, key) for one in counters) for key in ADDED}
-    slowest: dict[str, Any] = {key: _slowest([getattr(one, key) for one in counters]) for key in SLOWEST}
     kernels = [one.notes for one in counters if one.notes is not None]
     notes = Routed(*(sum(getattr(one, key) for one in kernels) for key in ("routed", "passed", "bytes")))
     return Totals(
-        **added,
-        **slowest,
+        workers=sum(one.workers for one in counters),
+        aggregators_created=sum(one.aggregators_created for one in counters),
+        died=sum(one.died for one in counters),
+        warm=sum(one.warm for one in counters),
+        commits=sum(one.commits for one in counters),
+        cpu_seconds=sum(one.cpu_seconds for one in counters),
+        hops_cpu_seconds=sum(one.hops_cpu_seconds for one in counters),
+        pool_bytes=sum(one.pool_bytes for one in counters),
+        sums_bytes=sum(one.sums_bytes for one in counters),
+        start_us=_slowest([one.start_us for one in counters]),
+        resume_us=_slowest([one.resume_us for one in counters]),
+        handover_us=_slowest([one.handover_us for one in counters]),
+        fold_us=_slowest([one.fold_us for one in counters]),
         started=Started(sum(one.started.template for one in counters), sum(one.started.program for one in counters)),
         routes=", ".join(sorted({one.routes for one in counters})),
         routes_reason="; ".join(sorted({one.routes_reason for one in counters})),

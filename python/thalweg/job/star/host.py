@@ -91,8 +91,12 @@ class Result:
             "record": str(self.record.path),
         }
         if self.tree is not None:
-            summary["tree"] = self.tree.with_times(list(self.record.rounds()))
+            summary["tree"] = self.tree.with_times([_completion_seconds(entry) for entry in self.record.rounds()])
         return summary
+
+
+def _completion_seconds(entry: Entry) -> float | None:
+    return (entry["fold"] or {}).get("completion_seconds")
 
 
 def _summary_round(entry: Entry) -> SummaryRound:
