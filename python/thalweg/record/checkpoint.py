@@ -6,17 +6,18 @@ one stays whole until the new one is.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from thalweg import bounded_json
+from thalweg import bounded_json, wire
 from thalweg.errors import RecordError
 from thalweg.record import reading
 from thalweg.record.journal import write_all
+from thalweg.ui import strict_json
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -30,6 +31,24 @@ BYTES: Final = {
 }  # fmt: skip
 LARGEST_HEADER: Final = 100_000_000
 ROUND: Final = "thalweg_round"
+
+
+@dataclass(frozen=True)
+class TensorHead:
+    """A tensor in the header of a safetensors file: its type, its shape, and where its bytes begin and end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file. ``end``: the number of its bytes in the file."""
+
+    tensors: Mapping[str, TensorHead]
+    metadata: Mapping[str, str]
+    end: int
 
 
 class Readable(Protocol):
@@ -75,7 +94,7 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> None:
 def content(tensors: Sequence[Tensor], arena: Buffer, number: int) -> Iterator[Buffer]:
     """Yield a checkpoint of the model in ``arena``, piece by piece, without a copy of the model."""
     header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe(tensors)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = strict_json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     model = memoryview(arena).cast("B")
@@ -96,11 +115,9 @@ def restore(name: str, file: Readable, size: int, tensors: Sequence[Tensor], are
 
     Raises RecordError, OSError.
     """
-    header, start = _header(name, file, size)
-    expected = _describe(tensors)
-    found = {tensor: value for tensor, value in header.items() if tensor != "__metadata__"}
-    if found != expected or size - start != _total(tensors):
-        raise _other_model(name, found, expected)
+    header, expected = _header(name, file, size), _describe(tensors)
+    if header.tensors != expected or size - header.end != _total(tensors):
+        raise _other_model(name, header.tensors, expected)
     buffer = memoryview(arena).cast("B")
     for tensor in tensors:
         _read_into(name, file, buffer[_span(tensor)])
@@ -112,29 +129,25 @@ def round_of(path: Path) -> int | None:
     if not path.exists():
         return None
     with reading.opened(path) as file:
-        header, _ = _header(str(path), file, os.fstat(file.fileno()).st_size)
+        header = _header(str(path), file, os.fstat(file.fileno()).st_size)
     return _round(str(path), header)
 
 
 def check(name: str, file: Readable, size: int) -> int:
     """Return the round of a checkpoint of ``size`` bytes. Raises RecordError if the checkpoint is not whole."""
-    header, start = _header(name, file, size)
-    try:
-        end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-    except (TypeError, KeyError, IndexError) as error:
-        raise _damaged(name) from error
-    if size - start != end:
+    header = _header(name, file, size)
+    if size - header.end != max((one.data_offsets[1] for one in header.tensors.values()), default=0):
         raise _damaged(name)
     return _round(name, header)
 
 
-def _describe(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    described: dict[str, Any] = {}
+def _describe(tensors: Sequence[Tensor]) -> dict[str, TensorHead]:
+    described: dict[str, TensorHead] = {}
     end = 0
     for tensor in tensors:
         name, dtype, shape, _ = tensor
         begin, end = end, end + _bytes(tensor)
-        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        described[name] = TensorHead(dtype, tuple(shape), (begin, end))
     return described
 
 
@@ -154,25 +167,23 @@ def _damaged(name: str) -> RecordError:
     return RecordError(f"{name} is not a whole checkpoint", "Remove it and start the run anew")
 
 
-def _header(name: str, file: Readable, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and the offset of the first byte after it."""
+def _header(name: str, file: Readable, size: int) -> Header:
+    """Return the header of a safetensors file. Raises RecordError if it is damaged."""
     damaged = _damaged(name)
     length = int.from_bytes(file.read(8) or b"", "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         raise damaged
     try:
-        header = bounded_json.read(file.read(length) or b"", most=LARGEST_HEADER)
+        table = bounded_json.read_object(file.read(length) or b"", most=LARGEST_HEADER)
+        metadata = wire.made(dict[str, str], table.pop("__metadata__", {}))
+        return Header(wire.made(dict[str, TensorHead], table), metadata, 8 + length)
     except ValueError as error:
         raise damaged from error
-    if not isinstance(header, dict):
-        raise damaged
-    return cast("dict[str, Any]", header), 8 + length
 
 
-def _round(name: str, header: dict[str, Any]) -> int:
-    metadata = header.get("__metadata__")
-    number = metadata.get(ROUND) if isinstance(metadata, dict) else None
-    if not isinstance(number, str) or not number.isdecimal() or len(number) > len(str(reading.LAST_ROUND)):
+def _round(name: str, header: Header) -> int:
+    number = header.metadata.get(ROUND, "")
+    if not number.isdecimal() or len(number) > len(str(reading.LAST_ROUND)):
         raise RecordError(f"{name} does not say of which round it is", "Name a checkpoint of a run's record")
     return int(number)
 
@@ -185,7 +196,7 @@ def _read_into(name: str, file: Readable, target: memoryview) -> None:
         target = target[count:]
 
 
-def _other_model(name: str, found: dict[str, Any], expected: dict[str, Any]) -> RecordError:
+def _other_model(name: str, found: Mapping[str, TensorHead], expected: Mapping[str, TensorHead]) -> RecordError:
     others = [tensor for tensor in {**expected, **found} if found.get(tensor) != expected.get(tensor)]
     what = f"{others[0]!r} differs" if others else "its size differs"
     return RecordError(f"{name} holds another model: {what}", "Go on with the plan that the record holds")
