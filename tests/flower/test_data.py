@@ -22,7 +22,7 @@ from thalweg import data
 from thalweg.cli import app as cli
 from thalweg.errors import PlanError
 from thalweg.flower import data as flower_data
-from thalweg.flower.asking import Asked, asked
+from thalweg.flower.dataset_calls import DatasetCall, dataset_calls
 
 APPS = Path(__file__).parent / "apps"
 CIFAR10 = "uoft-cs/cifar10"
@@ -53,32 +53,32 @@ IMPORT = "from flwr_datasets import FederatedDataset\n"
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (IMPORT + "FederatedDataset(dataset='a/b', partitioners={})", Asked("a/b", None, "app/task.py:2")),
+        (IMPORT + "FederatedDataset(dataset='a/b', partitioners={})", DatasetCall("a/b", None, "app/task.py:2")),
         (
             "import flwr_datasets as fd\nfd.FederatedDataset(partitioners={}, dataset='a/b', subset='c')",
-            Asked("a/b", "c", "app/task.py:2"),
+            DatasetCall("a/b", "c", "app/task.py:2"),
         ),
-        ("import datasets\ndatasets.load_dataset('a/b', 'c')", Asked("a/b", "c", "app/task.py:2")),
-        ("from datasets import load_dataset as get\nget(path='a/b')", Asked("a/b", None, "app/task.py:2")),
+        ("import datasets\ndatasets.load_dataset('a/b', 'c')", DatasetCall("a/b", "c", "app/task.py:2")),
+        ("from datasets import load_dataset as get\nget(path='a/b')", DatasetCall("a/b", None, "app/task.py:2")),
         (
             f"{IMPORT}NAME: str = 'a/b'\ndef f():\n    FederatedDataset(dataset=NAME)",
-            Asked("a/b", None, "app/task.py:4"),
+            DatasetCall("a/b", None, "app/task.py:4"),
         ),
         (
             f"{IMPORT}from app.names import NAME as N\nFederatedDataset(dataset=N)",
-            Asked("a/b", None, "app/task.py:3"),
+            DatasetCall("a/b", None, "app/task.py:3"),
         ),
         (
             f"{IMPORT}def f(context):\n    FederatedDataset(dataset=context.run_config['data.set'])",
-            Asked("from/config", None, "app/task.py:3"),
+            DatasetCall("from/config", None, "app/task.py:3"),
         ),
-        (f"{IMPORT}def f(name):\n    FederatedDataset(dataset=name)", Asked(None, None, "app/task.py:3")),
-        (f"{IMPORT}N = 'a'\nN = 'b'\nFederatedDataset(dataset=N)", Asked(None, None, "app/task.py:4")),
+        (f"{IMPORT}def f(name):\n    FederatedDataset(dataset=name)", DatasetCall(None, None, "app/task.py:3")),
+        (f"{IMPORT}N = 'a'\nN = 'b'\nFederatedDataset(dataset=N)", DatasetCall(None, None, "app/task.py:4")),
     ],
 )
-def test_calls_are_found(tmp_path: Path, source: str, expected: Asked) -> None:
+def test_calls_are_found(tmp_path: Path, source: str, expected: DatasetCall) -> None:
     folder = app(tmp_path, source, 'data.set = "from/config"', names="NAME = 'a/b'")
-    assert asked(folder) == [expected]
+    assert dataset_calls(folder) == [expected]
 
 
 def test_other_calls_are_none(tmp_path: Path) -> None:
@@ -86,20 +86,20 @@ def test_other_calls_are_none(tmp_path: Path) -> None:
     (folder / "venv" / "lib").mkdir(parents=True)
     (folder / "venv" / "pyvenv.cfg").touch()
     (folder / "venv" / "lib" / "other.py").write_text(f"{IMPORT}FederatedDataset(dataset='a/b')")
-    assert asked(folder) == []
+    assert dataset_calls(folder) == []
 
 
 def test_what_is_no_app_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"pyproject\.toml.*Name the folder of a Flower app"):
-        asked(tmp_path)
+        dataset_calls(tmp_path)
     with pytest.raises(PlanError, match="cannot read"):
-        asked(app(tmp_path / "broken", "def"))
+        dataset_calls(app(tmp_path / "broken", "def"))
 
 
 def test_our_apps_ask_for_what_they_load() -> None:
-    assert {call.name for call in asked(APPS / "torch_vision")} == {CIFAR10}
-    assert [call.name for call in asked(APPS / "sklearn_iris")] == [IRIS]
-    assert asked(APPS / "numpy_messages") == []
+    assert {call.name for call in dataset_calls(APPS / "torch_vision")} == {CIFAR10}
+    assert [call.name for call in dataset_calls(APPS / "sklearn_iris")] == [IRIS]
+    assert dataset_calls(APPS / "numpy_messages") == []
 
 
 @pytest.mark.parametrize(("shape", "mode"), [((3, 5, 1), "L"), ((4, 2, 3), "RGB")])

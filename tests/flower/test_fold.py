@@ -39,7 +39,7 @@ from thalweg.apps import seed_all
 from thalweg.flower import fold
 from thalweg.flower.arrays import Folded, View
 from thalweg.flower.fold import Replies, Slots
-from thalweg.flower.messages import Came, Sent
+from thalweg.flower.messages import Arrival, Sent
 
 ROUNDS = 3
 NODES = 4
@@ -90,7 +90,7 @@ class Rounds:
         if sent.message.metadata.message_type == "train":
             self.folds.append(sent.folds)
 
-    def came(self, came: Came) -> None:
+    def replied(self, arrival: Arrival) -> None:
         pass
 
     def waited(self, sent: Sent, at: float) -> None:

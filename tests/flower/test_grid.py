@@ -21,7 +21,7 @@ from tests.flower.network import LIMIT, Answer, Network, echo, network
 from thalweg.flower import compat
 from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, REPLY_UNAVAILABLE
 from thalweg.flower.grid import ThalwegGrid
-from thalweg.flower.messages import Came, Sent
+from thalweg.flower.messages import Arrival, Sent
 
 Open = Callable[..., Network]
 
@@ -57,8 +57,8 @@ class Ways:
     def waited(self, sent: Sent, at: float) -> None:
         pass
 
-    def came(self, came: Came) -> None:
-        self.down += [way["wire_bytes"] for way in came.transfers if way["direction"] == "down"]
+    def replied(self, arrival: Arrival) -> None:
+        self.down += [way["wire_bytes"] for way in arrival.transfers if way["direction"] == "down"]
 
 
 def raising(message: Message, context: Context) -> Message:

@@ -34,7 +34,7 @@ from tests.flower.liars import (
 from tests.flower.network import LIMIT
 from thalweg.flower import compat, fold, grid
 from thalweg.flower.grid import ThalwegGrid
-from thalweg.flower.messages import Came, Sent
+from thalweg.flower.messages import Arrival, Sent
 from thalweg.flower.rounds import Rounds
 from thalweg.tasks import Given, TaskServer
 
@@ -87,8 +87,8 @@ class Watching(Rounds):
         super().sent(sent)
         self._look()
 
-    def came(self, came: Came) -> None:
-        super().came(came)
+    def replied(self, arrival: Arrival) -> None:
+        super().replied(arrival)
         self._open -= 1
         self._look()
 

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from thalweg.flower import compat
-from thalweg.flower.messages import Came, Sent
+from thalweg.flower.messages import Arrival, Sent
 from thalweg.flower.rounds import Rounds, under_way
 from thalweg.outcome import Transfer
 from thalweg.tasks import Reply
@@ -44,7 +44,9 @@ class Story:
         content: Any = metrics if isinstance(metrics, Error) else RecordDict({"m": MetricRecord(dict(metrics))})
         message = Message(content, reply_to=asked)
         reply = Reply(name, "done", None, {}, {}, 1.0, more.get("coverage", 1.0), [])
-        self.rounds.came(Came(sent, name, self.now, message, reply, more.get("usage", {}), more.get("transfers", ())))
+        self.rounds.replied(
+            Arrival(sent, name, self.now, message, reply, more.get("usage", {}), more.get("transfers", ()))
+        )
 
 
 def test_a_round_is_training_and_what_follows_it() -> None:

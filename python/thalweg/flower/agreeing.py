@@ -37,17 +37,19 @@ class Form:
         return cls(_arrays(content), metrics, weighs)
 
 
-def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, metrics: bool = True) -> dict[int, str]:
+def odd(
+    contents: Sequence[RecordDict], request: RecordDict, key: str | None, *, metrics: bool = True
+) -> dict[int, str]:
     """Return the replies whose form differs from the accepted one: by index, with the reason.
 
-    These criteria, in this order, choose the accepted form: its arrays are those of the message ``asked``, it has a
+    These criteria, in this order, choose the accepted form: its arrays are those of the message ``request``, it has a
     weight, most replies have it. If no reply has the arrays of that message, shapes are not compared: the arrays of
     gradient-boosted trees, for example, have any length. Without ``metrics`` the metrics may differ.
     """
     forms = [Form.of(content, key) for content in contents]
     if not metrics:
         forms = [replace(form, metrics=frozenset()) for form in forms]
-    sent = _arrays(asked)
+    sent = _arrays(request)
     if not any(form.arrays == sent for form in forms):
         forms = [replace(form, arrays=_named(form.arrays)) for form in forms]
     if len(set(forms)) < 2:
@@ -60,8 +62,8 @@ def flower_takes(strategy: Strategy, *, trains: bool) -> bool:
     """Return whether Flower's own code aggregates a strategy's replies, or code of this package that replaces it."""
     name = "aggregate_train" if trains else "aggregate_evaluate"
     method = inspect.getattr_static(type(strategy), name, None)
-    place = str(getattr(method, "__module__", "")).partition(".")[0]
-    return place in ("flwr", "thalweg") and name not in vars(strategy)
+    package = str(getattr(method, "__module__", "")).partition(".")[0]
+    return package in ("flwr", "thalweg") and name not in vars(strategy)
 
 
 def _arrays(content: RecordDict) -> _Arrays:

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from thalweg.flower import agreeing, compat
 from thalweg.flower.judging import UNREADABLE, Judge, read
-from thalweg.flower.messages import Came, Waiting
+from thalweg.flower.messages import Arrival, Waiting
 from thalweg.flower.records import HeadError
 from thalweg.tasks import Reply
 
@@ -37,15 +37,15 @@ class Answers:
         """
         if reply.done:
             try:
-                said = read(reply.head, reply.tensors) if judge is None else judge.read(reply.head, reply.weight)
+                parsed = read(reply.head, reply.tensors) if judge is None else judge.read(reply.head, reply.weight)
             except HeadError as error:
                 return self.error(waiting, REPLY_UNAVAILABLE, f"{UNREADABLE}: {error}")
-            return compat.assemble(self._metadata(waiting, said.created, said.ttl), said.content)
+            return compat.assemble(self._metadata(waiting, parsed.created, parsed.ttl), parsed.content)
         reason = died or reply.reason or reply.state
         codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}
         return self.error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason)
 
-    def set_apart(self, waiting: Sequence[Waiting], strategy: Strategy) -> Iterator[Came]:
+    def set_apart(self, waiting: Sequence[Waiting], strategy: Strategy) -> Iterator[Arrival]:
         """Replace replies whose form differs from the others' by errors, and yield those. Flower's mean would fail."""
         there = [(one, message) for one in waiting if (message := one.message) is not None and message.has_content()]
         if not there:
@@ -56,8 +56,8 @@ class Answers:
         for at, why in agreeing.odd(contents, group.sent.message.content, key, metrics=not folded).items():
             one = there[at][0]
             one.message = self.error(one, REPLY_UNAVAILABLE, why)
-            if one.came is not None:
-                yield replace(one.came, message=one.message, transfers=[])
+            if one.arrival is not None:
+                yield replace(one.arrival, message=one.message, transfers=[])
 
     def error(self, waiting: Waiting, code: int, reason: str) -> Message:
         """Return the error message that takes the place of a reply."""
@@ -82,15 +82,15 @@ class Answers:
         return compat.assemble(metadata, Error(MESSAGE_UNAVAILABLE, reason))
 
     def _metadata(self, waiting: Waiting, created: float, ttl: float) -> Metadata:
-        asked = waiting.metadata
+        request = waiting.metadata
         return Metadata(
             run_id=self._run_id,
-            message_id=f"{asked.message_id}-reply",
-            src_node_id=asked.dst_node_id,
+            message_id=f"{request.message_id}-reply",
+            src_node_id=request.dst_node_id,
             dst_node_id=compat.SERVER_NODE,
-            reply_to_message_id=asked.message_id,
-            group_id=asked.group_id,
+            reply_to_message_id=request.message_id,
+            group_id=request.group_id,
             created_at=created,
             ttl=ttl,
-            message_type=asked.message_type,
+            message_type=request.message_type,
         )

@@ -34,15 +34,18 @@ MOST_DIMENSIONS: Final = 16
 class View(Array):
     """An array whose values lie in memory, such as an arena. It makes ``.npy`` bytes only when ``data`` is read.
 
-    ``numpy()`` copies the values, because Flower's method returns a new array each time. ``place`` names the
+    ``numpy()`` copies the values, because Flower's method returns a new array each time. ``location`` names the
     ``Tensors`` and the tensor in it that hold the values, so that they can be sent again without a copy.
     """
 
     def __init__(
-        self, values: Values, kept: tuple[str, tuple[int, ...]] | None = None, place: tuple[Tensors, str] | None = None
+        self,
+        values: Values,
+        kept: tuple[str, tuple[int, ...]] | None = None,
+        location: tuple[Tensors, str] | None = None,
     ) -> None:
         dtype, shape = (str(values.dtype), values.shape) if kept is None else kept
-        self.__dict__.update(_values=values, _place=place, dtype=dtype, shape=tuple(shape), stype=NUMPY)
+        self.__dict__.update(_values=values, _location=location, dtype=dtype, shape=tuple(shape), stype=NUMPY)
 
     @property
     def values(self) -> Values | None:
@@ -51,10 +54,10 @@ class View(Array):
         return values
 
     @property
-    def place(self) -> tuple[Tensors, str] | None:
+    def location(self) -> tuple[Tensors, str] | None:
         """The ``Tensors`` and the tensor's name that hold the values; None if they do not lie in any."""
-        place: tuple[Tensors, str] | None = self.__dict__["_place"]
-        return place
+        location: tuple[Tensors, str] | None = self.__dict__["_location"]
+        return location
 
     def numpy(self) -> Values:
         values = self.values
@@ -78,7 +81,7 @@ class View(Array):
 
     @data.setter
     def data(self, given: bytes) -> None:
-        self.__dict__.update(_data=given, _values=None, _place=None)
+        self.__dict__.update(_data=given, _values=None, _location=None)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Array):

@@ -74,8 +74,8 @@ class Apps:
                 self._app = self._app or self._load()
             except AppError as error:
                 traceback.print_exception(error.__cause__ or error)
-                place = _place(error.__cause__ or error, self._folder)
-                return Message(Error(CANNOT_LOAD, _short(error.cause, place)), reply_to=message), 0.0
+                location = _location(error.__cause__ or error, self._folder)
+                return Message(Error(CANNOT_LOAD, _short(error.cause, location)), reply_to=message), 0.0
             if self._seeded:
                 seed_all(*seeds)
             kept = _copied(context.state)
@@ -86,7 +86,7 @@ class Apps:
             except Exception as error:  # noqa: BLE001 - it goes to the server, and other messages are still handled
                 traceback.print_exc()
                 context.state = kept  # as in Flower, a message that failed does not change the state
-                reason = _short(f"{type(error)}:<'{error}'>", _place(error, self._folder))
+                reason = _short(f"{type(error)}:<'{error}'>", _location(error, self._folder))
                 reply = Message(Error(RAISED, reason), reply_to=message)
             return reply, time.perf_counter() - started
 
@@ -227,7 +227,7 @@ def _copied(state: RecordDict) -> RecordDict:
     return copy
 
 
-def _place(error: BaseException, folder: Path | None) -> str:
+def _location(error: BaseException, folder: Path | None) -> str:
     """Return the last line of an error's traceback in the app's folder, as " at FILE:LINE"; "" if there is none."""
     if folder is None:
         return ""
@@ -239,5 +239,5 @@ def _place(error: BaseException, folder: Path | None) -> str:
     return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
 
 
-def _short(reason: str, place: str) -> str:
-    return f"{reason if len(reason) <= LONGEST_REASON else f'{reason[:LONGEST_REASON]}...'}{place}"
+def _short(reason: str, location: str) -> str:
+    return f"{reason if len(reason) <= LONGEST_REASON else f'{reason[:LONGEST_REASON]}...'}{location}"

@@ -90,9 +90,9 @@ def legacy_waits(watch: Callable[[int], None]) -> Iterator[None]:
 
 def run_class() -> type[Any] | None:
     """Return Flower's class ``Run``, or None if it is in none of the known modules."""
-    for place in _RUNS:
+    for module in _RUNS:
         try:
-            found = getattr(importlib.import_module(place), "Run", None)
+            found = getattr(importlib.import_module(module), "Run", None)
         except ImportError:
             continue
         if isinstance(found, type):

@@ -24,7 +24,7 @@ from thalweg import data
 from thalweg.data.dataset import SIDE, Dataset
 from thalweg.data.files import packaged, read_bounded
 from thalweg.errors import DataError, PlanError
-from thalweg.flower.asking import Asked, asked
+from thalweg.flower.dataset_calls import DatasetCall, dataset_calls
 from thalweg.wire import Table
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Made:
 
 def prepare(
     app: Path, to: Path, *, more: Sequence[str] = (), root: Path | None = None, substitute: str | None = None
-) -> tuple[list[Made], list[Asked]]:
+) -> tuple[list[Made], list[DatasetCall]]:
     """Write the data sets that the app in folder ``app`` loads, and those named in ``more``, below the folder ``to``.
 
     ``root`` is where to look for the files of data sets, as in ``thalweg.data.load``. With ``substitute``, images of
@@ -118,7 +118,7 @@ def prepare(
     """
     if substitute is not None and substitute not in SUBSTITUTES:
         raise PlanError(f"{substitute!r} cannot replace other images", f"Known: {', '.join(SUBSTITUTES)}")
-    calls = asked(app)
+    calls = dataset_calls(app)
     names = {call.name: call.subset for call in reversed(calls) if call.name is not None} | dict.fromkeys(more)
     made = []
     for name in sorted(names):

@@ -90,8 +90,8 @@ def size_of(found: AppFolder, options: Mapping[str, ConfigValue], clients: int, 
         pass
     except Exception as error:  # noqa: BLE001 - the messages that it sent before have been measured
         _log.warning("the ServerApp raised %s: %s", type(error).__name__, error)
-    said = config.get(ROUNDS)
-    configured = said if type(said) is int else None
+    value = config.get(ROUNDS)
+    configured = value if type(value) is int else None
     return Size(grid.largest or None, configured if grid.rounds is None else grid.rounds)
 
 

@@ -126,7 +126,7 @@ class Mean:
         record = ArrayRecord()
         for name in names:
             at = number[name]
-            record[name] = View(self.tensors[at], place=(self.tensors, at))
+            record[name] = View(self.tensors[at], location=(self.tensors, at))
         return record
 
 

@@ -24,7 +24,7 @@ from thalweg.flower.app import ConfigValue
 from thalweg.flower.client import ASK, message_id, node_id
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
 from thalweg.flower.judging import Judge
-from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
+from thalweg.flower.messages import Arrival, Group, Sent, Waiting, Watcher
 from thalweg.flower.tensor_cache import TensorCache
 from thalweg.flower.used import UsedReplies
 from thalweg.machine.waiting import WAIT_SLICE
@@ -170,14 +170,14 @@ class ThalwegGrid(Grid):
     def _set_apart(self, ids: Sequence[str], loop: Loop) -> None:
         """Replace replies whose form would make Flower's loop fail by errors."""
         waiting = [found for one in ids if (found := self._waiting(one)) is not None]
-        for came in self._answers.set_apart(waiting, loop.strategy):
+        for arrival in self._answers.set_apart(waiting, loop.strategy):
             if self._watcher is not None:
-                self._watcher.came(came)
+                self._watcher.replied(arrival)
 
     def _take_all(self, ids: Sequence[str]) -> list[Message]:
         """Return the replies that have arrived, in order; an error message for an id that is not known any more."""
-        taken = ((one, self._waiting(one)) for one in ids)
-        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
+        pairs = ((one, self._waiting(one)) for one in ids)
+        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in pairs]
         return [reply for reply in found if reply is not None]
 
     @contextmanager
@@ -358,11 +358,11 @@ class ThalwegGrid(Grid):
         if judge and reply.done:
             group.weight += reply.weight
         usage = used if isinstance(used := head.get("usage"), dict) else {}
-        came = Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers)
+        arrival = Arrival(group.sent, reply.member, now, message, reply, usage, waiting.transfers)
         with self._lock:
-            waiting.message, waiting.came = message, came
+            waiting.message, waiting.arrival = message, arrival
         if self._watcher is not None:
-            self._watcher.came(came)
+            self._watcher.replied(arrival)
 
     def _take(self, one: str, waiting: Waiting) -> Message | None:
         """Return a message's reply and forget the message; None if it has no reply yet or another thread took it."""

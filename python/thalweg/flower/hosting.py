@@ -229,9 +229,9 @@ class Hosting:
 def recorded(plan: Plan, server: TaskServer, facts: Table, progress: Progress, *, tls: bool) -> Iterator[RunRecord]:
     """Open the record of a run; when the block ends, record how the run ended. Raises RecordError."""
     bound = Bound("not known for a Flower app, whose messages may be of any size")
-    told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
-    told |= {"resent": None}
-    record = RunRecord.create(plan, told)
+    manifest = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
+    manifest |= {"resent": None}
+    record = RunRecord.create(plan, manifest)
     progress.note(f"record: {record.path}")
     try:
         yield record

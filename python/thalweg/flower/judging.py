@@ -25,7 +25,7 @@ UNREADABLE: Final = "it sent no reply that can be read"
 
 
 @dataclass(frozen=True)
-class Said:
+class ReplyContent:
     """A reply as its head describes it: time of creation, time to live in seconds, and its records or its error."""
 
     created: float
@@ -50,7 +50,7 @@ class Judge:
         self.accepted.add(member)
         return None
 
-    def read(self, head: Any, weight: float) -> Said:
+    def read(self, head: Any, weight: float) -> ReplyContent:
         """Return the content of a folded reply, from its head alone. Raises HeadError."""
         if not isinstance(head, dict) or "error" in head:
             raise HeadError("it is an error with arrays" if isinstance(head, dict) else "it has no head")
@@ -59,21 +59,21 @@ class Judge:
         stated = _stated_weight(self.slots, content, self._key)
         if stated != weight:
             raise HeadError(f"it is offered with the weight {weight:g}, and its {self._key} is {stated:g}")
-        return Said(created, ttl, content)
+        return ReplyContent(created, ttl, content)
 
 
-def read(head: Any, tensors: Mapping[str, Values]) -> Said:
+def read(head: Any, tensors: Mapping[str, Values]) -> ReplyContent:
     """Return the content of a reply that was not folded, from its head and tensors. Raises HeadError."""
     if not isinstance(head, dict):
         raise HeadError("it has no head")
     created, ttl = _times(head)
     if "error" in head:
-        return Said(created, ttl, _error(head["error"], tensors))
+        return ReplyContent(created, ttl, _error(head["error"], tensors))
     content = records.unpack(head.get("records"), tensors)
     for record in content.values():
         for name, array in record.items() if isinstance(record, ArrayRecord) else ():
             _check(name, array)
-    return Said(created, ttl, content)
+    return ReplyContent(created, ttl, content)
 
 
 def _times(head: Table) -> tuple[float, float]:
@@ -87,12 +87,12 @@ def _times(head: Table) -> tuple[float, float]:
     return created, ttl
 
 
-def _error(said: Any, tensors: Mapping[str, Values]) -> Error:
+def _error(fields: Any, tensors: Mapping[str, Values]) -> Error:
     if tensors:
         raise HeadError("it is an error with arrays")
-    if not (isinstance(said, list) and len(said) == 2):
+    if not (isinstance(fields, list) and len(fields) == 2):
         raise HeadError("its error is not a code and a reason")
-    code, reason = said
+    code, reason = fields
     if type(code) is not int or abs(code) >= 2**63 or not (reason is None or isinstance(reason, str)):
         raise HeadError("its error is not a code and a reason")
     return Error(code, None if reason is None else reason[: 2 * LONGEST_REASON])

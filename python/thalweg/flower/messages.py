@@ -30,7 +30,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Came:
+class Arrival:
     """A reply that arrived: to which ``Sent``, from which node, and when (``time.monotonic``).
 
     ``message`` is what the app gets, ``reply`` is the task's reply.
@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
     def sent(self, sent: Sent) -> None: ...
 
-    def came(self, came: Came) -> None: ...
+    def replied(self, arrival: Arrival) -> None: ...
 
     def waited(self, sent: Sent, at: float) -> None: ...
 
@@ -92,6 +92,6 @@ class Waiting:
     metadata: Metadata
     message: Message | None = None
     #: The notification about its reply that the watcher got.
-    came: Came | None = None
+    arrival: Arrival | None = None
     #: The transfers of this message and of its reply so far.
     transfers: list[Transfer] = field(default_factory=list)

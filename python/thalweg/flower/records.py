@@ -42,7 +42,7 @@ class Packed:
 
     records: Any
     body: list[Values] = field(default_factory=list)
-    #: The origin of each tensor, to recognise it in the next message: immutable bytes or values, or its place in a
+    #: The origin of each tensor, to recognise it in the next message: immutable bytes or values, or its location in a
     #: ``Tensors``.
     sources: list[Any] = field(default_factory=list)
     #: The tensor's number of each array that travels as it lies in memory, row by row, by the array's name.
@@ -90,7 +90,7 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
         if not values.size:  # encoded without a tensor, since a body of no bytes is not possible
             items.append([name, "empty", values.dtype.name, list(values.shape), *fields[:2]])
             continue
-        source = (array.place or array.values) if isinstance(array, View) else array.data
+        source = (array.location or array.values) if isinstance(array, View) else array.data
         # A tensor lies row by row in memory. An array that lies column by column is sent as its transpose.
         across = not values.flags.c_contiguous
         number = packed.add(values.T if across else values, source)

@@ -23,7 +23,7 @@ from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.flower.fold import Loop, Numbers
-    from thalweg.flower.messages import Came, Sent
+    from thalweg.flower.messages import Arrival, Sent
 
 #: Names that apps give to the metrics accuracy and loss.
 ACCURACIES: Final = ("accuracy", "acc", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc")
@@ -67,15 +67,15 @@ class _Answer:
         return self.state in {"whole", "partial"}
 
     @classmethod
-    def of(cls, came: Came) -> _Answer:
-        if came.message.has_error():
-            error = came.message.error
-            return cls(_STATES.get(error.code, "rejected"), error.reason, {}, came.usage)
-        numbers, coverage = dict(_numbers(came.message)), came.reply.coverage
+    def of(cls, arrival: Arrival) -> _Answer:
+        if arrival.message.has_error():
+            error = arrival.message.error
+            return cls(_STATES.get(error.code, "rejected"), error.reason, {}, arrival.usage)
+        numbers, coverage = dict(_numbers(arrival.message)), arrival.reply.coverage
         if coverage < 1:
             reason = f"{1 - coverage:.2%} of its arrays did not come"
-            return cls("partial", reason, numbers, came.usage, coverage)
-        return cls("whole", None, numbers, came.usage, coverage)
+            return cls("partial", reason, numbers, arrival.usage, coverage)
+        return cls("whole", None, numbers, arrival.usage, coverage)
 
 
 _NONE: Final = _Answer("late", "it did not answer in time", {}, {})
@@ -152,18 +152,18 @@ class Rounds:
             phase.names.update(sent.names)
             self._round.folded = self._round.folded or sent.folds
 
-    def came(self, came: Came) -> None:
+    def replied(self, arrival: Arrival) -> None:
         """Add a reply. A reply to a message of an earlier round is ignored."""
-        kind = came.message.metadata.message_type.partition(".")[0]
+        kind = arrival.message.metadata.message_type.partition(".")[0]
         with self._lock:
             phase = None if self._round is None else self._round.phases.get(kind)
-            if self._round is None or phase is None or came.sent.at < phase.begin:
+            if self._round is None or phase is None or arrival.sent.at < phase.begin:
                 return
-            phase.answers[came.name] = answer = _Answer.of(came)
+            phase.answers[arrival.name] = answer = _Answer.of(arrival)
             if not answer.counts:
-                self._tell(f"{came.name}: {kind}: {answer.reason}")
-            phase.end = came.at
-            phase.transfers += came.transfers
+                self._tell(f"{arrival.name}: {kind}: {answer.reason}")
+            phase.end = arrival.at
+            phase.transfers += arrival.transfers
 
     def waited(self, sent: Sent, at: float) -> None:
         """Mark that the app stopped waiting for replies to messages at the time ``at`` (``time.monotonic``)."""
@@ -211,10 +211,10 @@ class Rounds:
 
     def _number(self, sent: Sent, kind: str) -> int:
         """Return the number of a message's round."""
-        said = round_of(sent)
+        stated = round_of(sent)
         current = 0 if self._round is None else self._round.number
-        if said is not None:
-            return max(1, said, current)
+        if stated is not None:
+            return max(1, stated, current)
         trained = self._round is not None and "train" in self._round.phases and self._round.phases["train"].answers
         return max(1, current + 1 if kind == "train" and trained else current)
 

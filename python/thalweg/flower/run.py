@@ -73,12 +73,12 @@ def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[
     from thalweg.plan import Plan
 
     found = read(folder)
-    said = {key: value for text in run_config for key, value in app.pairs(text, "--run-config").items()}
-    found.run_config(said)
+    values = {key: value for text in run_config for key, value in app.pairs(text, "--run-config").items()}
+    found.run_config(values)
     clients = overrides.get("job.clients") or found.nodes
     if clients is None:
         raise PlanError(f"{folder} does not say how many nodes its federation has", "Say it: --clients 4")
-    table = {"job": {"clients": clients}, "app": {"object": f"{FLOWER}{folder}", "options": said or None}}
+    table = {"job": {"clients": clients}, "app": {"object": f"{FLOWER}{folder}", "options": values or None}}
     return Plan.of(table, "the Flower app").merge(overrides)
 
 
@@ -285,13 +285,13 @@ def _shares(plan: Plan, names: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return which nodes each process serves. Raises PlanError if the plan asks for too few processes."""
     alone = (plan.network is not None and plan.network.emulator != "none") or plan.stress is not None
     most = len(names) if alone else min(len(names), 2 * machine.cores())
-    asked = None if plan.app is None else plan.app.processes
-    if alone and asked is not None and asked < len(names):
+    processes = None if plan.app is None else plan.app.processes
+    if alone and processes is not None and processes < len(names):
         raise PlanError(
             "each node of an emulated network, or under stress, is a process of its own",
             f"Remove --processes, or give {len(names)}",
         )
-    count = min(asked or most, len(names))
+    count = min(processes or most, len(names))
     if count == len(names):
         return {name: [name] for name in names}
     return {f"process-{number}": names[number - 1 :: count] for number in range(1, count + 1)}

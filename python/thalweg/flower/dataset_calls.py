@@ -23,7 +23,7 @@ BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class DatasetCall:
     """One call that loads a data set."""
 
     #: The data set's name; None if it cannot be found in the source.
@@ -34,7 +34,7 @@ class Asked:
     where: str
 
 
-def asked(app: Path) -> list[Asked]:
+def dataset_calls(app: Path) -> list[DatasetCall]:
     """Return the calls of ``FederatedDataset`` and ``load_dataset`` in an app's folder, by file and line.
 
     A data set's name is found if it is a string, a constant of a module, or a value of ``context.run_config``, which is
@@ -97,7 +97,7 @@ class _Source:
             return None if below is None else f"{below}.{node.attr}"
         return None
 
-    def calls(self, sources: Mapping[str, _Source], config: Mapping[str, ConfigValue]) -> Iterator[Asked]:
+    def calls(self, sources: Mapping[str, _Source], config: Mapping[str, ConfigValue]) -> Iterator[DatasetCall]:
         """Yield the calls in this file that load a data set, in order of their lines."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
@@ -109,7 +109,7 @@ class _Source:
             if positional:
                 given |= dict(zip((name_key, subset_key), node.args, strict=False))
             name, subset = given.get(name_key), given.get(subset_key)
-            yield Asked(
+            yield DatasetCall(
                 None if name is None else self.text(name, sources, config),
                 None if subset is None else self.text(subset, sources, config),
                 f"{self.where}:{node.lineno}",
@@ -136,18 +136,18 @@ class _Source:
 def _files(app: Path) -> Iterator[Path]:
     """Yield the Python files of an app, sorted, without those of virtual environments and hidden folders in it."""
     count = 0
-    for place, folders, files in os.walk(app):
+    for folder, folders, files in os.walk(app):
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name != "__pycache__" and not (Path(place) / name / "pyvenv.cfg").exists()
+            if not name.startswith(".") and name != "__pycache__" and not (Path(folder) / name / "pyvenv.cfg").exists()
         )
         for name in sorted(files):
             if name.endswith(".py"):
                 count += 1
                 if count > FILES_MAX:
                     raise PlanError(f"{app} has more than {FILES_MAX} Python files", "Give the folder of the app alone")
-                yield Path(place) / name
+                yield Path(folder) / name
 
 
 def _module(path: Path) -> str:
