@@ -14,11 +14,11 @@ from thalweg.advise.evidence import Group, Measured
 from thalweg.advise.values import (
     Advice,
     Answers,
-    Asked,
     Cost,
     Failed,
     MeasuredCondition,
     Nearest,
+    RequestedCondition,
     Runs,
     Unconstrained,
     Way,
@@ -72,33 +72,33 @@ def advise(question: Question, records: Sequence[Path]) -> Advice:
     Raises PlanError or ModelError for an invalid question, and RecordError for a damaged bench.
     """
     plan = question.plan()
-    asked = condition_of(plan)
+    wanted = condition_of(plan)
     runs, left_out = evidence.gather(records)
     # A transport that works only within one machine is no advice for a network.
     can = {entry.name: entry.capabilities.remote for entry in registry.transports()}
-    found = evidence.groups(run for run in runs if not asked.topology or can.get(run.scheme, True))
-    ranked = sorted(((_apart(asked, group, question), group) for group in found), key=lambda pair: _rank(*pair))
+    found = evidence.groups(run for run in runs if not wanted.topology or can.get(run.scheme, True))
+    ranked = sorted(((_apart(wanted, group, question), group) for group in found), key=lambda pair: _rank(*pair))
     ranked = [pair for pair in ranked if pair[1].compared]
     nearest = ranked[0] if ranked else None
-    told = None if nearest is None else _verdict(*nearest)
+    judged = None if nearest is None else _verdict(*nearest)
     return Advice(
-        asked=Asked(
+        asked=RequestedCondition(
             question.network,
             question.model,
-            asked.words(clients=question.clients is not None),
-            asked.update_bytes,
-            asked.clients if question.clients is not None else None,
+            wanted.words(clients=question.clients is not None),
+            wanted.update_bytes,
+            wanted.clients if question.clients is not None else None,
         ),
-        notes=[*_notes(asked), *(_hidden(nearest[1]) if nearest is not None else [])],
+        notes=[*_notes(wanted), *(_hidden(nearest[1]) if nearest is not None else [])],
         records=len(runs),
         left_out=left_out,
-        verdict=told,
+        verdict=judged,
         failed=[row for group in found for row in _failed(group)],
         nearest=None if nearest is None else _nearest(*nearest),
         answers=None if nearest is None else _answers(nearest[1], distance(nearest[0])),
         unconstrained=_unconstrained(ranked),
         conditions=[_condition(group, distance(apart)) for apart, group in ranked],
-        cost=None if nearest is None or told is None else _cost(plan, nearest[1], told),
+        cost=None if nearest is None or judged is None else _cost(plan, nearest[1], judged),
         plan=bench_plan(question).to_toml(),
     )
 
@@ -112,9 +112,9 @@ def bench_plan(question: Question) -> BenchPlan:
     return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
 
 
-def _notes(asked: Condition) -> list[str]:
+def _notes(wanted: Condition) -> list[str]:
     """Return notes on the network of the question that do not depend on the records."""
-    loss = max(asked.up.loss, asked.down.loss)
+    loss = max(wanted.up.loss, wanted.down.loss)
     if loss <= MUCH_LOSS:
         return []
     limit = f"beyond {MUCH_LOSS:.0%} loss"
@@ -125,8 +125,8 @@ def _hidden(group: Group) -> list[str]:
     return unasked_bbr((name, run.unasked) for name, runs in group.runs.items() for run in runs)
 
 
-def _apart(asked: Condition, group: Group, question: Question) -> list[Difference]:
-    return differences(asked, group.condition, clients=question.clients is not None)
+def _apart(wanted: Condition, group: Group, question: Question) -> list[Difference]:
+    return differences(wanted, group.condition, clients=question.clients is not None)
 
 
 def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float, int]:
@@ -215,7 +215,7 @@ def _condition(group: Group, away: float) -> MeasuredCondition:
     )
 
 
-def _cost(asked: Plan, group: Group, told: Verdict) -> Cost:
+def _cost(wanted: Plan, group: Group, judged: Verdict) -> Cost:
     """Return the cost of more runs: of those that the verdict needs, and of a whole bench of the question.
 
     A run of the bench takes the minimum of its network, and the mean time that the measured runs took beyond that.
@@ -224,13 +224,13 @@ def _cost(asked: Plan, group: Group, told: Verdict) -> Cost:
     beyond: list[float] = []
     for name in group.compared:
         runs = [run for run in group.runs[name] if run.numbers is not None]
-        taken = [run.seconds for run in runs if run.seconds is not None]
-        missing = max(0, (told.repetitions or 0) - len(runs))
+        durations = [run.seconds for run in runs if run.seconds is not None]
+        missing = max(0, (judged.repetitions or 0) - len(runs))
         more += missing
-        seconds += missing * fmean(taken) if taken else 0.0
+        seconds += missing * fmean(durations) if durations else 0.0
         beyond += [max(0.0, run.seconds - run.least_seconds) for run in runs if run.seconds is not None]
     ways = len(_ways())
-    each = least(asked) + (fmean(beyond) if beyond else 0.0)
+    each = least(wanted) + (fmean(beyond) if beyond else 0.0)
     every = ways * _repetitions()
     return Cost(Runs(more, seconds if beyond else None), Runs(every, every * each if beyond else None))
 

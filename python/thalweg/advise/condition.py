@@ -77,7 +77,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between a measured and an asked condition: its size in doublings, and its text."""
+    """One difference between a measured and a wanted condition: its size in doublings, and its text."""
 
     doublings: float
     words: str
@@ -95,7 +95,7 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
             "Ask for a payload of the same size: --model payload:SIZE",
         )
     stress = plan.stress
-    said = {} if stress is None else stress.model_dump(exclude_none=True, exclude_unset=True)
+    load = {} if stress is None else stress.model_dump(exclude_none=True, exclude_unset=True)
     fault = plan.layers.fault
     up = down = Path(rate=plan.layers.throttle)
     topology = rest = ""
@@ -114,28 +114,28 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
         down=down,
         topology=topology,
         rest=rest,
-        stress=" ".join(f"{key}={value}" for key, value in sorted(said.items())),
+        stress=" ".join(f"{key}={value}" for key, value in sorted(load.items())),
         layers=json.dumps(plan.layers.emulation()) if fault or plan.layers.throttle else "",
         is_trained=not plan.is_payload,
         resend=plan.repair.resend,
     )
 
 
-def differences(asked: Condition, measured: Condition, *, clients: bool) -> list[Difference]:
-    """Return how a measured condition differs from the asked one. ``clients``: whether their number counts."""
+def differences(wanted: Condition, measured: Condition, *, clients: bool) -> list[Difference]:
+    """Return how a measured condition differs from the wanted one. ``clients``: whether their number counts."""
     found = [
-        *_rates(asked, measured),
-        _ratio("round trip", _rtt(asked), _rtt(measured), LEAST_DELAY, format_seconds),
-        _ratio("loss", _loss(asked), _loss(measured), LEAST_LOSS, lambda share: f"{100 * share:.3g} %"),
-        _ratio("update", asked.update_bytes, measured.update_bytes, 0.0, format_bytes),
-        _other("stress", asked.stress, measured.stress, OTHER_STRESS),
-        _other("topology", asked.topology or "star", measured.topology or "star", OTHER_TOPOLOGY),
-        _other("layers", asked.layers, measured.layers, OTHER_LAYERS),
-        _other("repair", _repair(asked), _repair(measured), OTHER_REPAIR),
+        *_rates(wanted, measured),
+        _ratio("round trip", _rtt(wanted), _rtt(measured), LEAST_DELAY, format_seconds),
+        _ratio("loss", _loss(wanted), _loss(measured), LEAST_LOSS, lambda share: f"{100 * share:.3g} %"),
+        _ratio("update", wanted.update_bytes, measured.update_bytes, 0.0, format_bytes),
+        _other("stress", wanted.stress, measured.stress, OTHER_STRESS),
+        _other("topology", wanted.topology or "star", measured.topology or "star", OTHER_TOPOLOGY),
+        _other("layers", wanted.layers, measured.layers, OTHER_LAYERS),
+        _other("repair", _repair(wanted), _repair(measured), OTHER_REPAIR),
     ]
     if clients:
-        found.append(_ratio("clients", asked.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
-    if asked.rest != measured.rest and asked.topology and measured.topology:
+        found.append(_ratio("clients", wanted.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
+    if wanted.rest != measured.rest and wanted.topology and measured.topology:
         found.append(Difference(OTHER_REST, "jitter, queues, bursts, TCP's settings or changes of the links differ"))
     return [one for one in found if one.doublings]
 
@@ -189,10 +189,10 @@ def _rest(shape: Shape) -> dict[str, object]:
     return {key: value for key, value in shape.table().items() if key not in ("rate", "delay", "loss")}
 
 
-def _rates(asked: Condition, measured: Condition) -> list[Difference]:
+def _rates(wanted: Condition, measured: Condition) -> list[Difference]:
     found = []
     for name in ("up", "down"):
-        one, other = getattr(asked, name).rate, getattr(measured, name).rate
+        one, other = getattr(wanted, name).rate, getattr(measured, name).rate
         if (one is None) != (other is None):
             words = f"rate {name}: {_rate(other)} measured, {_rate(one)} asked"
             found.append(Difference(NO_LIMIT / 2, words))
@@ -217,11 +217,11 @@ def _loss(condition: Condition) -> float:
     return max(condition.up.loss, condition.down.loss)
 
 
-def _ratio(name: str, asked: float, measured: float, least: float, form: Any) -> Difference:
-    doublings = abs(math.log2((measured + least) / (asked + least)))
-    return Difference(doublings, f"{name}: {form(measured)} measured, {form(asked)} asked")
+def _ratio(name: str, wanted: float, measured: float, least: float, form: Any) -> Difference:
+    doublings = abs(math.log2((measured + least) / (wanted + least)))
+    return Difference(doublings, f"{name}: {form(measured)} measured, {form(wanted)} asked")
 
 
-def _other(name: str, asked: str, measured: str, doublings: float) -> Difference:
-    words = f"{name}: {measured or 'none'} measured, {asked or 'none'} asked"
-    return Difference(0.0 if asked == measured else doublings, words)
+def _other(name: str, wanted: str, measured: str, doublings: float) -> Difference:
+    words = f"{name}: {measured or 'none'} measured, {wanted or 'none'} asked"
+    return Difference(0.0 if wanted == measured else doublings, words)

@@ -11,7 +11,7 @@ from thalweg.ui.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedCondition:
     """The question. ``condition`` is in words; ``clients`` is None if any number is as good."""
 
     network: str
@@ -123,7 +123,7 @@ class Advice:
     ``records`` counts runs, ``left_out`` has the reason by path.
     """
 
-    asked: Asked
+    asked: RequestedCondition
     notes: Sequence[str]
     records: int
     left_out: Mapping[str, str]

@@ -150,16 +150,16 @@ def trained(returned: Any) -> tuple[int, dict[str, object]]:
     """Return the samples and metrics that ``train()`` returned. Raises AppError if ``returned`` is anything else."""
     try:
         samples, metrics = returned
-        count, said = operator.index(samples.item() if hasattr(samples, "item") else samples), dict(metrics)
+        count, figures = operator.index(samples.item() if hasattr(samples, "item") else samples), dict(metrics)
     except (TypeError, ValueError):
-        count, said = -1, {}
+        count, figures = -1, {}
     if count < 0:
         text = repr(returned)
         raise AppError(
             f"train() of the app returned {text if len(text) <= LONGEST else text[:LONGEST] + '...'}",
             "Return (samples, metrics): a whole number, and a dict that may be empty",
         )
-    return count, said
+    return count, figures
 
 
 def ask(hook: Callable[[], T], name: str) -> T:
@@ -267,7 +267,7 @@ def _made(found: Any, text: str, options: Table) -> Any:
     except ThalwegError:
         raise
     except Exception as error:
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise PlanError(
-            f"cannot make the app {text}({said}): it raised {described(error)}", "Correct the app, or app.options"
+            f"cannot make the app {text}({arguments}): it raised {described(error)}", "Correct the app, or app.options"
         ) from error

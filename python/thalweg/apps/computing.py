@@ -15,13 +15,13 @@ LONGEST: Final = 1e6
 _BLOCK: Final = bytes(1 << 16)
 
 
-def compute(asked: Table) -> None:
+def compute(settings: Table) -> None:
     """Compute as the table from the server says.
 
     Either sleep for ``compute`` seconds, or, with ``compute_load`` cpu, keep this thread busy for that much CPU time.
     Raises PlanError if the table is invalid.
     """
-    seconds, load = asked.get("compute"), asked.get("compute_load", "none")
+    seconds, load = settings.get("compute"), settings.get("compute_load", "none")
     is_load = load in ("none", "cpu")
     if not is_load or not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST:
         raise PlanError(

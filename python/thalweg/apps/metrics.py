@@ -48,8 +48,8 @@ def offered(
     """
     kept = returned("train", metrics)
     known = {name: value for name, value in usage.items() if value is not None}
-    said = {"metrics": kept, "usage": known} | ({"evaluation": evaluated(evaluation)} if evaluation else {})
-    text = strict_json.dumps(said, separators=(",", ":"))
+    report = {"metrics": kept, "usage": known} | ({"evaluation": evaluated(evaluation)} if evaluation else {})
+    text = strict_json.dumps(report, separators=(",", ":"))
     if len(text.encode()) > _core.MAX_METRICS:
         raise MetricsError(
             f"the metrics are {len(text.encode())} bytes long, over {_core.MAX_METRICS}", "Report fewer or shorter ones"
@@ -108,9 +108,11 @@ def checked_usage(usage: object) -> tuple[Usage, dict[str, str]]:
     return cast("Usage", kept), refused
 
 
-def _checked_evaluation(said: object) -> tuple[Quality, dict[str, str]]:
+def _checked_evaluation(evaluation: object) -> tuple[Quality, dict[str, str]]:
     """Return ``accuracy`` and ``loss`` from a client's evaluation, and for each other key why it is not kept."""
-    given = {name: strict_json.number(value) for name, value in said.items()} if isinstance(said, dict) else {}
+    given = (
+        {name: strict_json.number(value) for name, value in evaluation.items()} if isinstance(evaluation, dict) else {}
+    )
     kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
     return cast("Quality", kept), dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
 
@@ -132,7 +134,7 @@ class Intake:
     """Checks the outcomes of rounds as they arrive from the core. Its memory grows only with the number of clients."""
 
     def __init__(self) -> None:
-        self._told: dict[str, set[str]] = {}
+        self._reported: dict[str, set[str]] = {}
 
     def outcome(self, text: str) -> tuple[Outcome, list[str]]:
         """Return the core's outcome with what each participant sent checked, and notes."""
@@ -159,14 +161,14 @@ class Intake:
         return kept, self._notes(part.client, refused | other | untrue)
 
     def _notes(self, client: str, refused: Mapping[str, str]) -> list[str]:
-        told = self._told.setdefault(client, set())
+        reported = self._reported.setdefault(client, set())
         notes = []
         for name, reason in refused.items():
             short = _named(name)
-            if short in told or len(told) > MOST_NOTES:
+            if short in reported or len(reported) > MOST_NOTES:
                 continue
-            told.add(short)
-            more = "; what else it reports amiss is dropped without a word" if len(told) > MOST_NOTES else ""
+            reported.add(short)
+            more = "; what else it reports amiss is dropped without a word" if len(reported) > MOST_NOTES else ""
             notes.append(f"{client}: its metric {short} is dropped: {reason}{more}")
         return notes
 

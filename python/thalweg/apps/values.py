@@ -31,10 +31,10 @@ def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> 
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise PlanError(f"config is {kind(given)}", "Give a dict")
-    taken = next((key for key in own if key in given), None)
-    if taken is not None:
+    reserved = next((key for key in own if key in given), None)
+    if reserved is not None:
         raise PlanError(
-            f"config has the key {taken!r}, which thalweg sets itself",
+            f"config has the key {reserved!r}, which thalweg sets itself",
             f"Give it another name than {', '.join(own)}",
         )
     for key, value in given.items():

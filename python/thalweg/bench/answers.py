@@ -40,8 +40,8 @@ def sender(row: CellNumbers) -> str:
 
 def _sender(row: CellNumbers) -> list[str]:
     found = row.congestion_control
-    said = " ".join(row.settings.values()).replace(",", " ").replace("=", " ").split()
-    return [] if found is None or found in said else [found]
+    words = " ".join(row.settings.values()).replace(",", " ").replace("=", " ").split()
+    return [] if found is None or found in words else [found]
 
 
 def answers(rows: Sequence[CellNumbers], accounting: str) -> list[Answer]:

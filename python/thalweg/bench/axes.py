@@ -174,14 +174,14 @@ def _loss(table: PlanTable, value: Any) -> None:
 
 def _stress(table: PlanTable, value: Any) -> None:
     if isinstance(value, Mapping):
-        said = dict(value)
+        stress = dict(value)
     elif isinstance(value, str):
-        said = {} if value.strip() == NONE else dict(_pair(word, value) for word in value.split(","))
+        stress = {} if value.strip() == NONE else dict(_pair(word, value) for word in value.split(","))
     else:
         raise PlanError(f"stress cannot be {value!r}", f"Write it as cpu=99, as a table, or {NONE!r}")
     table.pop("stress", None)
-    if said:
-        table["stress"] = said
+    if stress:
+        table["stress"] = stress
 
 
 def _pair(word: str, text: str) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ class _Least:
     """The minimum seconds of cells. The update size of a Flower app is measured once, if it matters."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, Size] = {}
+        self._sizes: dict[str, Size] = {}
 
     def of(self, plan: Plan) -> float:
         from thalweg.flower.run import is_app
@@ -26,9 +26,9 @@ class _Least:
         if not is_app(plan) or plan.app is None or not has_known_links(plan):
             return least(plan)
         key = json.dumps([plan.app.object, plan.app.options, plan.job.clients], sort_keys=True)
-        if key not in self._asked:
-            self._asked[key] = sizing.ask(plan)
-        size = self._asked[key]
+        if key not in self._sizes:
+            self._sizes[key] = sizing.ask(plan)
+        size = self._sizes[key]
         return least(plan, size.update_bytes, size.rounds)
 
 
@@ -41,22 +41,22 @@ class Estimate:
     def __init__(self, cells: Iterable[Cell]) -> None:
         known = _Least()
         self._least = {cell.number: known.of(cell.plan) for cell in cells}
-        self._taken: dict[int, list[float]] = defaultdict(list)
+        self._durations: dict[int, list[float]] = defaultdict(list)
 
     def took(self, number: int, seconds: float) -> None:
         """Record that a run of a cell took ``seconds``."""
-        self._taken[number].append(seconds)
+        self._durations[number].append(seconds)
 
     @property
     def is_measured(self) -> bool:
         """Whether any run has ended."""
-        return bool(self._taken)
+        return bool(self._durations)
 
     def cell(self, number: int) -> float:
         """Return the seconds of a cell's next run; without any measurement the minimum."""
-        if number in self._taken:
-            return fmean(self._taken[number])
-        beyond = [fmean(taken) - self._least[other] for other, taken in self._taken.items()]
+        if number in self._durations:
+            return fmean(self._durations[number])
+        beyond = [fmean(durations) - self._least[other] for other, durations in self._durations.items()]
         return self._least[number] + (max(0.0, fmean(beyond)) if beyond else 0.0)
 
     def left(self, runs: Mapping[int, int]) -> float:

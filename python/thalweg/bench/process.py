@@ -78,10 +78,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _result(printed: bytes, code: int, log: Path) -> Failure | None:
     lines = printed.splitlines()
     try:
-        said = wire.decode(_Printed, lines[-1]) if lines else None
+        result = wire.decode(_Printed, lines[-1]) if lines else None
     except ValueError:
-        said = None
-    if said is not None and (code == 0 or said.error is not None):
-        return said.error
+        result = None
+    if result is not None and (code == 0 or result.error is not None):
+        return result.error
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return Failure(f"its process {how}", f"See {log}")

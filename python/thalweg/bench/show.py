@@ -169,8 +169,8 @@ def _started(axes: Iterable[str], head: Iterable[str], caption: str) -> Table:
 
 
 def _label(row: CellNumbers) -> str:
-    said = ", ".join(row.settings.values()) or label({})
-    return f"{said} ({sender(row)})" if sender(row) else said
+    settings = ", ".join(row.settings.values()) or label({})
+    return f"{settings} ({sender(row)})" if sender(row) else settings
 
 
 def answer_lines(found: Sequence[Answer]) -> list[str]:

@@ -38,9 +38,9 @@ def main() -> int:
             if guest.is_wanted(plan):
                 program = [sys.executable, "-m", "thalweg", "run", order.plan, "--json"]
                 folders = [Path(order.plan).parent, Path(plan.record.folder)]
-                code, said = guest.run(program, folders=folders, on_cut=end_elsewhere)
-                if said:
-                    emit(wire.decode(dict[str, object], said))
+                code, printed = guest.run(program, folders=folders, on_cut=end_elsewhere)
+                if printed:
+                    emit(wire.decode(dict[str, object], printed))
                 return code
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())

@@ -33,18 +33,18 @@ class Shell(NamedTuple):
 def shell(program: str, lab: str, host: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Shell:
     """Return how to start ``program`` on a host of a lab. It writes start-up files to ``folder``. Raises OSError."""
     text = f"({lab} {host}) "
-    name, told = Path(program).name, {VARIABLE: text}
+    name, variables = Path(program).name, {VARIABLE: text}
     if name == "bash":
-        return Shell([program, "--rcfile", str(_written(folder / "bashrc", _BASH))], told)
+        return Shell([program, "--rcfile", str(_written(folder / "bashrc", _BASH))], variables)
     if name == "zsh":
         own = _written(folder / "zsh" / ".zshrc", _ZSH).parent
         _written(own / ".zshenv", _ZSH_ENVIRONMENT)
         home = environment.get("ZDOTDIR") or environment.get("HOME", "/")
-        return Shell([program], {**told, "ZDOTDIR": str(own), "THALWEG_ZDOTDIR": home})
+        return Shell([program], {**variables, "ZDOTDIR": str(own), "THALWEG_ZDOTDIR": home})
     if name == "fish":
-        return Shell([program, "--init-command", _FISH], told)
+        return Shell([program, "--init-command", _FISH], variables)
     sign = "# " if os.geteuid() == 0 else "$ "
-    return Shell([program], {**told, "PS1": f"{text}{sign}"})
+    return Shell([program], {**variables, "PS1": f"{text}{sign}"})
 
 
 def _written(path: Path, text: str) -> Path:

@@ -95,7 +95,7 @@ Load: TypeAlias = dict[str, dict[str, object]]
 class Stress:
     """The load that a plan asks for. ``results`` has the measured load of each party after ``stop``."""
 
-    asked: StressSection
+    section: StressSection
     clients: Sequence[str]
     place: Place
     results: dict[str, Load] = field(default_factory=dict)
@@ -105,16 +105,16 @@ class Stress:
     @property
     def parties(self) -> list[str]:
         """The parties under stress."""
-        return parties_of(self.asked, self.clients)
+        return parties_of(self.section, self.clients)
 
     def check(self, *, emulated: bool) -> None:
         """Raise LabError or PlanError if this machine or this run cannot have the load."""
-        if self.asked.cpu is not None and shutil.which(PROGRAM) is None:
+        if self.section.cpu is not None and shutil.which(PROGRAM) is None:
             raise LabError(
                 f"{PROGRAM} is not installed, and stress.cpu needs it",
                 f"Install it (on Debian: apt install {PROGRAM}), or remove stress.cpu",
             )
-        if self.asked.network is not None and not emulated:
+        if self.section.network is not None and not emulated:
             raise PlanError(
                 "stress.network floods emulated links, and there are none",
                 "Give a [network] and start it as root, or remove stress.network",
@@ -122,13 +122,13 @@ class Stress:
 
     def start(self) -> None:
         """Start the load, and wait until it has begun. Raises LabError."""
-        if self.asked.cpu is not None:
+        if self.section.cpu is not None:
             for party in self.parties:
-                self._cpu[party] = self._stress_cpu(party, self.asked.cpu)
+                self._cpu[party] = self._stress_cpu(party, self.section.cpu)
             for stressor in self._cpu.values():
                 stressor.working.wait(BEGIN_SECONDS)
-        if self.asked.network is not None:
-            self._flood = self._stress_network(self.asked.network)
+        if self.section.network is not None:
+            self._flood = self._stress_network(self.section.network)
 
     def stop(self) -> dict[str, Load]:
         """End the load and return each party's measured load. Idempotent."""
@@ -136,7 +136,7 @@ class Stress:
             stressor.process.send_signal(signal.SIGINT)
         for party, stressor in self._cpu.items():
             self.results.setdefault(party, {})["cpu"] = {
-                "percent": self.asked.cpu,
+                "percent": self.section.cpu,
                 "method": METHOD,
                 **metrics(stressor.end()),
             }
@@ -157,7 +157,7 @@ class Stress:
     def _stress_network(self, rate: int) -> subprocess.Popen[str]:
         pairs = [
             {"source": self._end(source), "target": self._end(target)}
-            for source, target in pairs_of(self.asked, self.clients)
+            for source, target in pairs_of(self.section, self.clients)
         ]
         process = subprocess.Popen(
             [sys.executable, "-m", "thalweg.lab.flood"],
@@ -173,11 +173,11 @@ class Stress:
         with suppress(BrokenPipeError):
             process.stdin.write(wire.encode(order) + "\n")
             process.stdin.flush()
-        said = process.stdout.readline()
-        if "ready" not in said:
+        line = process.stdout.readline()
+        if "ready" not in line:
             process.kill()
             process.communicate()
-            raise LabError(f"the network's stress did not begin: {said.strip() or 'it ended'}", "Start again")
+            raise LabError(f"the network's stress did not begin: {line.strip() or 'it ended'}", "Start again")
         return process
 
     def _end(self, party: str) -> dict[str, str | None]:
@@ -186,32 +186,32 @@ class Stress:
     def _keep_flows(self, words: str) -> None:
         with suppress(ValueError, IndexError):
             for flow in wire.decode(Flows, words.strip().splitlines()[-1]).flows:
-                asked = {"mode": self.asked.network_mode, "asked_bits_per_second": self.asked.network}
-                kept = {**asked, **table_of(flow)}
+                settings = {"mode": self.section.network_mode, "asked_bits_per_second": self.section.network}
+                kept = {**settings, **table_of(flow)}
                 self.results.setdefault(flow.source, {})["network"] = kept
-                if self.asked.network_mode == "clients":
+                if self.section.network_mode == "clients":
                     self.results.setdefault(flow.target, {})["network"] = kept
 
 
-def parties_of(asked: StressSection, clients: Sequence[str]) -> list[str]:
+def parties_of(section: StressSection, clients: Sequence[str]) -> list[str]:
     """Return the parties under stress: those of the plan, else all clients."""
-    return list(clients) if asked.parties is None else list(asked.parties)
+    return list(clients) if section.parties is None else list(section.parties)
 
 
-def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, str]]:
+def pairs_of(section: StressSection, clients: Sequence[str]) -> list[tuple[str, str]]:
     """Return pairs of source and target of the flood.
 
     In mode "server" each party floods the server. In mode "clients" every second client floods the one before it, as in
     FedComm's code, and the last of an odd number floods nobody. Raises PlanError if there is no pair.
     """
-    parties = [party for party in parties_of(asked, clients) if party != "server"]
-    if asked.network_mode == "server":
+    parties = [party for party in parties_of(section, clients) if party != "server"]
+    if section.network_mode == "server":
         pairs = [(party, "server") for party in parties]
     else:
         pairs = list(zip(parties[1::2], parties[0::2], strict=False))
     if not pairs:
         raise PlanError(
-            f"stress.network has nobody to flood with network_mode {asked.network_mode!r}",
+            f"stress.network has nobody to flood with network_mode {section.network_mode!r}",
             "Name clients in stress.parties, two at least for pairs of clients",
         )
     return pairs

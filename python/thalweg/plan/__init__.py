@@ -237,8 +237,8 @@ class Plan(Section):
     @property
     def chosen(self) -> int | None:
         """Number of clients that are chosen for each round; None where all take part."""
-        asked = self.job.choose
-        return max(1, round(asked * self.job.clients)) if isinstance(asked, float) else asked
+        choose = self.job.choose
+        return max(1, round(choose * self.job.clients)) if isinstance(choose, float) else choose
 
     @property
     def participants(self) -> int:

@@ -33,7 +33,7 @@ def settled(plan: Plan) -> tuple[Plan, str | None]:
 def _network_asked(plan: Plan) -> str | None:
     """Return why the transport cannot be shared memory, or None if it can."""
     entry = next((one for one in registry.transports() if one.name == LOCAL), None)
-    asked = {
+    reasons = {
         f"the transport {LOCAL} is not available: {entry.reason if entry else 'this build has none'}": (
             entry is None or not entry.available
         ),
@@ -48,4 +48,4 @@ def _network_asked(plan: Plan) -> str | None:
         "transport.receive_buffer asks for the kernel's": plan.transport.receive_buffer is not None,
         "security.tls is on": plan.security.tls == "on",
     }
-    return next((why for why, is_so in asked.items() if is_so), None)
+    return next((why for why, is_so in reasons.items() if is_so), None)

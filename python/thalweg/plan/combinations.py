@@ -65,7 +65,7 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
         raise PlanError(f"the transport {name!r} is not available: {entry.reason}", "Choose another transport")
     can = entry.capabilities
     on_graphs.check_transport(plan, can)
-    asked = {
+    required = {
         "a congestion control": (plan.transport.congestion is not None, can.congestion, "transport.congestion"),
         "the clients' congestion control": (
             plan.transport.client_congestion is not None,
@@ -75,7 +75,7 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
         "several streams": (plan.transport.streams > 1, can.remote, "transport.streams"),
         "TLS": (plan.security.tls == "on", can.encrypted, "security.tls"),
     }
-    for what, (wanted, able, key) in asked.items():
+    for what, (wanted, able, key) in required.items():
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
     _options(plan, name, entry.settings, can)
@@ -334,10 +334,10 @@ def _network(plan: Plan) -> None:
     if network.emulator == "netem":
         raise PlanError("the emulator netem is not there yet", "Take network.emulator = 'auto', 'packet' or 'message'")
     everybody = network.tcp.congestion
-    asked = {plan.transport.congestion, *(plan.transport.client_congestion or ())} - {None, everybody}
-    if everybody is not None and asked:
+    required = {plan.transport.congestion, *(plan.transport.client_congestion or ())} - {None, everybody}
+    if everybody is not None and required:
         raise PlanError(
-            f"network.tcp.congestion makes all connections {everybody}, and [transport] asks for {min(asked)}",
+            f"network.tcp.congestion makes all connections {everybody}, and [transport] asks for {min(required)}",
             "Remove one of them, or make them agree",
         )
     hosts = (plan.hosts.server, *(plan.hosts.clients or {}).values(), *(plan.hosts.nodes or {}).values())

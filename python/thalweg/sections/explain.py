@@ -80,8 +80,8 @@ def _explain(finding: ErrorDetails, model: type[BaseModel]) -> Finding:
     if finding["type"] == "missing":
         return Finding(where, key, f"{key}{where} is missing", "", f"Give {key}{about}", is_missing=True)
     expected = _expected(finding)
-    said = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
-    return Finding(where, key, said, "", f"Give {key} as {expected}{about}")
+    cause = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
+    return Finding(where, key, cause, "", f"Give {key} as {expected}{about}")
 
 
 def _nearest(key: str, owner: type[BaseModel], model: type[BaseModel]) -> str:

@@ -101,8 +101,8 @@ class Verdict:
     def _named(self) -> str:
         named = self._of(SLOWER, ONE_RUN)
         rest = len(named) - MOST_NAMED
-        said = [f"{name} {how_much(self.compared[name])}" for name in named[:MOST_NAMED]]
-        return ", ".join([*said, *([f"{rest} more are slower still"] if rest > 0 else [])])
+        words = [f"{name} {how_much(self.compared[name])}" for name in named[:MOST_NAMED]]
+        return ", ".join([*words, *([f"{rest} more are slower still"] if rest > 0 else [])])
 
     def _failed(self) -> str:
         return ", ".join(

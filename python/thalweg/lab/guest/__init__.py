@@ -99,7 +99,7 @@ def run(
             except BaseException as error:
                 end(guest)
                 if on_cut is not None:
-                    on_cut(_said(folder / "err"), error)
+                    on_cut(_text_of(folder / "err"), error)
                 raise
         return code, (folder / "out").read_text(errors="replace")
 
@@ -179,7 +179,7 @@ def _pass_on(path: Path, at: int) -> int:
     return at + len(new)
 
 
-def _said(path: Path) -> str:
+def _text_of(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
