@@ -19,8 +19,8 @@ def test_nodes_begin_with_the_same_model_and_train_on_their_own_data() -> None:
     one, other = peer_of(plan, "node-1"), peer_of(plan, "node-3")
     assert one.checksum() == other.checksum()
     np.testing.assert_array_equal(one.sketch(), other.sketch())
-    samples, _ = one.train(round_config(plan, 1, plan.members))
-    other.train(round_config(plan, 1, plan.members))
+    samples, _ = one.train(round_config(plan, 1, plan.members).table())
+    other.train(round_config(plan, 1, plan.members).table())
     assert samples > 400
     assert len({peer.checksum() for peer in (one, other, peer_of(plan, "node-2"))}) == 3
     assert 0 <= cast("float", one.evaluate()["accuracy"]) <= 1

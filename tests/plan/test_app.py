@@ -73,7 +73,7 @@ def test_another_app_is_another_experiment() -> None:
 
 def test_clients_hear_which_app_it_is_and_load_none_because_of_it() -> None:
     plan = Plan.of({"app": OPTIONS, "model": {"tensors": "head.*"}, "job": {"seed": 4}})
-    config = round_config(plan, 2, ["a", "b"])
+    config = round_config(plan, 2, ["a", "b"]).table()
     assert config == {
         "round": 2, "rounds": 5, "clients": 4, "names": ["a", "b"], "seed": 4, "tensors": ["head.*"], "app": OPTIONS,
     }  # fmt: skip

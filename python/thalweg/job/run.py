@@ -132,7 +132,7 @@ def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_
     return Orders(
         url=host.server.address,
         options=client_options(plan, trust, seed=plan.job.seed, emulate=network.layers) | engines.client_options(plan),
-        config=round_config(plan, host.first, names),
+        config=round_config(plan, host.first, names).table(),
         data_root=plan.data.root,
         threads=threads,
         seed=plan.job.seed,

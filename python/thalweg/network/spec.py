@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.topology import BROKER, SERVER, layout
 from thalweg.sections.network import MTU, NetworkSection, TcpSection
+from thalweg.ui import strict_json
 
 SMALLEST_BUFFER: Final = 6 << 20
 LARGEST_BUFFER: Final = 64 << 20
@@ -154,7 +154,7 @@ class Spec:
 
     def text(self) -> str:
         """Return the table as JSON for the core."""
-        return json.dumps(self.table(), allow_nan=False)
+        return strict_json.dumps(self.table())
 
     def shapes(self, link: Link, direction: str) -> list[Shape]:
         """Return all shapes that a direction (ab or ba) of a link ever has, the first one first."""

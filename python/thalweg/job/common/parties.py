@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from thalweg import _core, apps, models
+from thalweg import _core, apps, models, wire
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.tensors.watching import Note, Watch, ignore
@@ -103,7 +103,7 @@ class Payload:
 
     def train(self, config: Table) -> tuple[int, Metrics]:
         """Compute for as long as ``config["training"]`` says, if it says so, and leave the values as they are."""
-        training = _table(config, "training")
+        training = wire.part(config, "training")
         if training:
             computing.compute(training)
         return 1, {}
@@ -251,7 +251,7 @@ class Described:
             self._ready = self._own_app(config)
         elif "app" in config:
             raise PlanError(
-                f"the server's job trains an app of its own, {_table(config, 'app').get('object')!r}",
+                f"the server's job trains an app of its own, {wire.part(config, 'app').get('object')!r}",
                 "Give this client its app: thalweg client --app module:object",
             )
         elif not isinstance(model, str) or models.payload_bytes(model) is None:
@@ -286,7 +286,6 @@ class Described:
         return _Ready(self._app, model, data, part)
 
     def _known(self, config: Table) -> KnownApp:
-        from thalweg.apps.known_app import KnownApp
         from thalweg.plan import Plan
 
         names = config.get("names")
@@ -296,11 +295,11 @@ class Described:
         table = {
             "job": {"clients": config.get("clients"), "seed": config.get("seed")},
             "model": {"name": config.get("model")},
-            "data": {**_table(config, "data"), **root},
-            "training": {**_table(config, "training"), **threads},
+            "data": {**wire.part(config, "data"), **root},
+            "training": {**wire.part(config, "training"), **threads},
         }
         plan = Plan.of(table, "what the server sent")
-        return KnownApp(**known_settings(plan), client=apps.place_of(self._name, names, plan.job.clients))
+        return known_app(plan, apps.place_of(self._name, names, plan.job.clients))
 
 
 class _Ready(NamedTuple):
@@ -312,19 +311,25 @@ class _Ready(NamedTuple):
     part: apps.Part | None
 
 
-def known_settings(plan: Any) -> dict[str, Any]:
-    """Return the arguments of ``KnownApp`` that a plan gives: all but ``client``."""
-    return {
-        "model": plan.model.name,
-        "data": plan.data.name,
-        "partition": plan.data.partition,
-        "samples": plan.data.samples,
-        "test_samples": plan.data.test_samples,
-        "data_root": plan.data.root,
-        "clients": plan.job.clients,
-        "seed": plan.job.seed,
-        **plan.training.model_dump(exclude=computing.KEYS),
-    }
+def known_app(plan: Plan, client: int | None) -> KnownApp:
+    """Return the app that a plan without an app of the user's own trains: that of a client, or of the server.
+
+    Raises ModelError, DataError or PlanError for a setting that cannot work.
+    """
+    from thalweg.apps.known_app import KnownApp
+
+    return KnownApp(
+        model=plan.model.name,
+        data=plan.data.name,
+        partition=plan.data.partition,
+        samples=plan.data.samples,
+        test_samples=plan.data.test_samples,
+        data_root=plan.data.root,
+        clients=plan.job.clients,
+        client=client,
+        seed=plan.job.seed,
+        **plan.training.model_dump(exclude=set(computing.KEYS)),
+    )
 
 
 def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
@@ -335,40 +340,57 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
         return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
-    from thalweg.apps.known_app import KnownApp
-
-    app = KnownApp(**known_settings(plan), client=None)
-    return AppServer(app, tensors=plan.model.tensors, shared=shared, note=note)
+    return AppServer(known_app(plan, None), tensors=plan.model.tensors, shared=shared, note=note)
 
 
-def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: bool = False) -> dict[str, Any]:
-    """Return the config that the server sends with round ``number``: all that a client needs to take part.
+@dataclass(frozen=True, kw_only=True)
+class RoundConfig:
+    """What the server sends with a round: all that a client needs to take part. What does not apply is left out.
 
-    With ``evaluate`` each client evaluates the model that it has trained.
+    ``names`` are the clients' names in the order of their places. With ``evaluate`` each client evaluates the model
+    that it has trained. ``app``, ``data`` and ``training`` have the keys of the plan's sections of these names.
     """
+
+    round: int
+    rounds: int | None = None
+    clients: int | None = None
+    names: Sequence[str] | None = None
+    seed: int | None = None
+    tensors: Sequence[str] | None = None
+    evaluate: bool | None = None
+    app: Table | None = None
+    model: str | None = None
+    data: Table | None = None
+    training: Table | None = None
+
+    def table(self) -> dict[str, object]:
+        """Return the fields by name, as clients read them."""
+        return wire.sparse(self)
+
+
+def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: bool = False) -> RoundConfig:
+    """Return the config that the server sends with round ``number``."""
     if plan.is_payload:
-        config = {"round": number, "model": plan.model.name}
-        compute = plan.training.model_dump(include=set(computing.KEYS))
-        return config if compute["compute"] is None else {**config, "training": compute}
-    tensors = plan.model.tensors
-    config = {
-        "round": number,
-        "rounds": plan.job.rounds,
-        "clients": plan.job.clients,
-        "names": list(names),
-        "seed": plan.job.seed,
-        **({} if tensors is None else {"tensors": tensors}),
-        **({"evaluate": True} if evaluate else {}),
-    }
+        compute = None if plan.training.compute is None else plan.training.model_dump(include=set(computing.KEYS))
+        return RoundConfig(round=number, model=plan.model.name, training=compute)
+    config = RoundConfig(
+        round=number,
+        rounds=plan.job.rounds,
+        clients=plan.job.clients,
+        names=list(names),
+        seed=plan.job.seed,
+        tensors=plan.model.tensors,
+        evaluate=True if evaluate else None,
+    )
     if plan.app is not None:
-        return {**config, "app": plan.app.own()}
-    return {
-        **config,
-        "model": plan.model.name,
-        "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
+        return replace(config, app=plan.app.own())
+    return replace(
+        config,
+        model=plan.model.name,
+        data=plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
         # Keys without a value are left out, so that clients of an older version, which do not know them, still accept.
-        "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
-    }
+        training=plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
+    )
 
 
 def _words(config: Table) -> list[str] | None:
@@ -377,8 +399,3 @@ def _words(config: Table) -> list[str] | None:
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise PlanError(f"the server says tensors = {words!r}", "Use the same version on both sides")
     return words
-
-
-def _table(config: Table, key: str) -> dict[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, dict) else {}

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from thalweg import algorithms
+from thalweg import algorithms, wire
 from thalweg.apps.metrics import evaluated, returned
 from thalweg.graphs import mixing
 from thalweg.job.graph.lines import Evaluation, Finished, IterationReport
@@ -93,7 +92,7 @@ class Turns:
         current one. Between two iterations that is one more, so the list has ``ahead`` + 1 entries.
         """
         then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
-        return json.dumps(self.at(iteration)), None if then is None else json.dumps(then)
+        return wire.encode(self.at(iteration)), None if then is None else wire.encode(then)
 
     @property
     def changes(self) -> bool:
@@ -207,7 +206,7 @@ def _step(
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)
-    report = IterationReport(**json.loads(_waited(node, sent)))
+    report = IterationReport(**wire.plain(_waited(node, sent)))
     swap.after(report.incomplete, fresh=report.fresh)
     mixed = time.monotonic()
     after = peer.sketch()

@@ -14,7 +14,6 @@ If a checkpoint is due after an iteration, the node writes its model to the reco
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -70,12 +69,12 @@ class Standing:
         begin it earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
         refuses this node.
         """
-        self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.core_weights(done + 1, self.node.ahead))
+        self.node.meet(wire.encode(dict(neighbours)), done + 1, *turns.core_weights(done + 1, self.node.ahead))
         end = None if timeout is None else time.monotonic() + timeout
         while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
             self.tell(note)
             if end is not None and time.monotonic() > end:
-                away = sorted(set(neighbours) - set(json.loads(self.node.connected())))
+                away = sorted(set(neighbours) - set(wire.plain(self.node.connected())))
                 raise LinkError(
                     f"{self.name} has not met {', '.join(away[:8])} after {timeout:g} s",
                     "Start them, or see whether their addresses can be reached from here",
@@ -83,7 +82,7 @@ class Standing:
 
     def tell(self, note: Note) -> None:
         """Give ``note`` the events of the node's links since the last call."""
-        for event in json.loads(self.node.events()):
+        for event in wire.plain(self.node.events()):
             note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # "" if it is no neighbour
 
     def iterations(
@@ -99,7 +98,7 @@ class Standing:
         def config(number: int) -> Table:
             if threads is not None:
                 core_shares.limit(threads())
-            return round_config(plan, number, names)
+            return round_config(plan, number, names).table()
 
         return iterate(
             self.node,
@@ -145,7 +144,7 @@ def standing(
     peer = peer_of(plan, name, note)
     if start is not None:
         checkpoint.read(start, peer.arena.layout.tensors, bytes_of(peer.arena))
-    node = _core.Node(peer.arena, name, listen, json.dumps(options(peer)))
+    node = _core.Node(peer.arena, name, listen, wire.encode(options(peer)))
     # The core's clock began when the node was made, a moment ago.
     clock = time.monotonic()
     with farewell(node, done):

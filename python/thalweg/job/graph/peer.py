@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import apps, models
 from thalweg.graphs import measures
-from thalweg.job.common.parties import AppClient, Metrics, Payload, Trainer, bytes_of, known_settings, parameters_of
+from thalweg.job.common.parties import AppClient, Metrics, Payload, Trainer, bytes_of, known_app, parameters_of
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.watching import Note, Watch, ignore
 
@@ -92,9 +92,7 @@ def peer_of(plan: Plan, name: str, note: Note = ignore) -> Peer:
         part = apps.Part(name, place, plan.job.clients, seed)
         data = apps.client_data(app, part)
     else:
-        from thalweg.apps.known_app import KnownApp
-
-        app = KnownApp(**known_settings(plan), client=place)
+        app = known_app(plan, place)
         model, data = app.model(), app.train_data()
     test = None
     if plan.job.test_every != 0 and apps.evaluates(app):
