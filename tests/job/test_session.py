@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from thalweg.machine import Usage
 from thalweg.network.spec import CONGESTION
 from thalweg.plan import Plan, emulated
 from thalweg.record import RunRecord
+from thalweg.record.rows import Link, Party
 
 NAMES = ["client-1", "client-2"]
 LAYERS = {"rate": 1}
@@ -50,8 +52,11 @@ class Tables:
         self.tables: dict[str, list[Mapping[str, Any]]] = {}
         self.facts: dict[str, Any] = {}
 
-    def table(self, name: str, rows: list[Mapping[str, Any]]) -> None:
-        self.tables[name] = rows
+    def parties(self, rows: list[Party]) -> None:
+        self.tables["parties"] = [asdict(row) for row in rows]
+
+    def links(self, rows: list[Link]) -> None:
+        self.tables["links"] = [asdict(row) for row in rows]
 
     def note(self, **facts: object) -> None:
         self.facts |= facts
@@ -127,8 +132,9 @@ def test_without_root_auto_is_at_message_level_and_says_why(monkeypatch: pytest.
         assert made.reason == "no"
         assert made.url == "tcp://127.0.0.1:0"
         network_facts = made.facts()["network"]
-    assert network_facts["reason"] == "no"
-    assert network_facts["relay"] is None
+    assert isinstance(network_facts, sessions.NetworkFacts)
+    assert network_facts.reason == "no"
+    assert network_facts.relay is None
     assert notes == ["network: emulated at message level, because packets cannot be emulated here: no"]
 
 
@@ -193,8 +199,8 @@ def test_what_the_record_gets(packets: list[str]) -> None:
     (link,) = record.tables["links"]
     assert (link["lost"], link["delay_p90"], link["lateness_max"]) == (1, 0.02, 0.2)
     assert json.loads(link["nominal"])["down"] is False
-    assert record.facts["network"]["relay"] == Relay()
-    assert record.facts["network"]["congestion_control"] == "cubic"
+    assert record.facts["network"].relay == Relay()
+    assert record.facts["network"].congestion_control == "cubic"
 
 
 TREE: dict[str, Any] = {"aggregation": {"shape": "tree"}, "nodes": {"count": 3, "capacity": 1}}

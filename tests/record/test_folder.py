@@ -17,11 +17,11 @@ from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
 from thalweg.record.export import export
-from thalweg.record.rows import TABLES, Queue
+from thalweg.record.rows import TABLES, Link, Party, Queue
 from thalweg.record.tables import JOURNALED, entry, read_table
 
-PARTY = {"party": "server", "cpu_seconds": 1.0, "peak_rss_bytes": 1, "congestion_control": "cubic", "stress": "{}"}
-LINK = {"link": "client-1", "direction": "ab", "nominal": "{}", "packets_in": 3, "delay_p50": 0.02}
+PARTY = Party(party="server", cpu_seconds=1.0, peak_rss_bytes=1, congestion_control="cubic", stress="{}")
+LINK = Link(link="client-1", direction="ab", nominal="{}", packets_in=3, delay_p50=0.02)
 SAMPLE = Queue(
     seconds=0.5, link="client-1", direction="ab", queue_bytes=1500, queue_packets=1, bytes_out=3000, packets_out=2,
     rate=1e6,
@@ -72,8 +72,8 @@ def test_the_manifest_says_what_numbers_depend_on(record: RunRecord) -> None:
 
 def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None:
     record.append(round_entry(1))
-    record.table("parties", [PARTY])
-    record.table("links", [LINK])
+    record.parties([PARTY])
+    record.links([LINK])
     record.sample([SAMPLE], 0.0)
     record.finish("complete")
     for name in (*JOURNALED, "parties", "links", "queues"):

@@ -28,6 +28,7 @@ from thalweg.job.star.remote import Membership, entrance
 from thalweg.machine import grace
 from thalweg.plan import check_transport
 from thalweg.plan.options import client_options, task_options
+from thalweg.record.rows import party_row
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
@@ -194,7 +195,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         names = host.attendance.names()
         own = machine.usage(cpu)
         parties = [("server", own), *((name, host.attendance.usage_of(name)) for name in names)]
-        record.table("parties", [{"party": name, **vars(used)} for name, used in parties])
+        record.parties([party_row(name, used) for name, used in parties])
         host.check()
     peaks = [host.attendance.peak_of(name) for name in names]
     return host.result(peak, peaks)

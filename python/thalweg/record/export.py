@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from thalweg.errors import PlanError, RecordError
+from thalweg.outcome import Entry
 from thalweg.record import samples
+from thalweg.record.columns import Row
 from thalweg.record.folder import Record
 from thalweg.record.rows import TABLES
 from thalweg.record.tables import read_table, rows, write_parquet
@@ -89,13 +91,13 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     after the end of its round is in a later round. One that arrives after the last round is in none; ``resent`` in the
     manifest has the total.
     """
-    columns: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    columns: dict[str, Callable[[Entry], float | None]] = {
         "training_time": lambda entry: _or(entry.get("fedcomm_seconds"), entry["seconds"]),
         "test_acc_record": lambda entry: _percent(entry["accuracy"]),
         "communication_time": lambda e: _or(e["fedcomm_communication_seconds"], e["communication_seconds"]),
         "retransmissions": _retransmissions,
     }
-    content: dict[str, list[Any]] = {name: [] for name in columns}
+    content: dict[str, list[float | None]] = {name: [] for name in columns}
     for entry in record.rounds():
         for name, column in columns.items():
             content[name].append(column(entry))
@@ -126,9 +128,9 @@ def _written(record: Record) -> list[str]:
     return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
 
 
-def _tables(record: Record) -> dict[str, Iterable[dict[str, Any]]]:
+def _tables(record: Record) -> dict[str, Iterable[Row]]:
     """Return the rows of all tables of the record; rows of the journal's tables are read during iteration."""
-    found: dict[str, Iterable[dict[str, Any]]] = {name: rows(name, record.rounds()) for name in record.journaled}
+    found: dict[str, Iterable[Row]] = {name: rows(name, record.rounds()) for name in record.journaled}
     found |= {name: read_table(record.path, name) for name in _written(record)}
     if (record.path / samples.FILE).exists():
         found[samples.NAME] = chain.from_iterable(samples.batches(record.path))
@@ -145,7 +147,7 @@ def _percent(accuracy: float | None) -> float | None:
     return None if accuracy is None else 100 * accuracy
 
 
-def _retransmissions(entry: Mapping[str, Any]) -> int | None:
+def _retransmissions(entry: Entry) -> int | None:
     counted = [t["retransmissions"] for t in entry["transfers"] if t["retransmissions"] is not None]
     return sum(counted) if counted else None
 

@@ -23,6 +23,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +39,7 @@ from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
 from thalweg.record.log import Log
-from thalweg.record.rows import Queue
+from thalweg.record.rows import Link, Party, Queue
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -132,7 +133,7 @@ class RunRecord(Record):
         try:
             path.mkdir(parents=True)
             (path / PLAN).write_text(plan.to_toml())
-            _write_json(path / MANIFEST, {**_manifest(plan), **facts})
+            _write_json(path / MANIFEST, {**_manifest(plan).table(), **facts})
         except OSError as error:
             raise RecordError(
                 f"cannot make the record {path}: {error.strerror}", "Give another folder with --record"
@@ -254,9 +255,13 @@ class RunRecord(Record):
         except OSError as error:
             raise RecordError(f"cannot write {self.path / MANIFEST}: {error.strerror}", "Make room") from error
 
-    def table(self, name: str, rows: Sequence[Row]) -> None:
-        """Set the rows of a table, such as ``parties`` or ``links``, that is written when the run ends."""
-        self._written[name] = list(rows)
+    def parties(self, rows: Sequence[Party]) -> None:
+        """Set the rows of the table ``parties``, which is written when the run ends."""
+        self._written["parties"] = [asdict(row) for row in rows]
+
+    def links(self, rows: Sequence[Link]) -> None:
+        """Set the rows of the table ``links``, which is written when the run ends."""
+        self._written["links"] = [asdict(row) for row in rows]
 
     def sample(self, samples: Sequence[Queue], shift: float) -> None:
         """Append samples of queues; ``shift`` seconds are added to their times. Raises RecordError."""
@@ -322,20 +327,49 @@ def _folder_name(plan: Plan) -> str:
     return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
 
 
-def _manifest(plan: Plan) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CongestionControl:
+    """The congestion control that the plan names, if it names one, and the system's default."""
+
+    asked: str | None
+    system: str | None
+
+
+@dataclass(frozen=True)
+class ManifestHead:
+    """What the manifest of every run begins with. ``machine`` has three keys of the manifest."""
+
+    status: str
+    started: str
+    ended: str | None
+    thalweg: machine.Build
+    machine: machine.Facts
+    congestion_control: CongestionControl
+    seed: int
+    argv: Sequence[str]
+    emulation: str
+
+    def table(self) -> dict[str, object]:
+        """Return it as the manifest has it."""
+        own = {**vars(self)}
+        facts = wire.table_of(own.pop("machine"))
+        return {**own, **facts}
+
+
+def _manifest(plan: Plan) -> ManifestHead:
     system, _ = machine.congestion_controls()
     layers = plan.layers.emulation()
-    return {
-        "status": "running",
-        "started": _now(),
-        "ended": None,
-        "thalweg": machine.build(),
-        **wire.table_of(machine.facts()),
-        "congestion_control": {"asked": plan.transport.congestion, "system": system},
-        "seed": plan.job.seed,
-        "argv": machine.command_line(),
-        "emulation": f"message level: {json.dumps(layers)}" if layers else "none",
-    }
+    return ManifestHead(
+        status="running",
+        started=_now(),
+        ended=None,
+        thalweg=machine.build(),
+        machine=machine.facts(),
+        congestion_control=CongestionControl(plan.transport.congestion, system),
+        seed=plan.job.seed,
+        argv=machine.command_line(),
+        emulation=f"message level: {wire.encode(layers)}" if layers else "none",
+    )
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -10,19 +10,20 @@ import os
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from thalweg import bounded_json
 from thalweg.errors import RecordError
 from thalweg.outcome import Entry
 from thalweg.record import reading
+from thalweg.record.columns import Row
 from thalweg.ui import strict_json
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path) -> Iterator[Row]:
     """Yield the entries, one in memory at a time; none if there is no journal.
 
     A last line cut short by a crash is skipped. Raises RecordError for any other damage.
@@ -36,7 +37,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
 
 
-def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[Row, int]]:
     """Yield the entries of whole lines, each with the offset of the byte after its line."""
     end = 0
     for number, line in enumerate(reading.lines(stream), 1):
@@ -47,7 +48,7 @@ def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]
             raise _damaged(path, number)
 
 
-def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _entry(path: Path, number: int, line: bytes) -> Row:
     try:
         entry = bounded_json.read_object(line, most=reading.LONGEST_LINE, finite=False)
     except bounded_json.JsonError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from thalweg.graphs import measures
 from thalweg.outcome import Entry, NodeEntry
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SKETCHES: Final = ("before", "after")
 
 
-def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int) -> Entry:
+def entry(iteration: int, lines: Mapping[str, Row], expected: int) -> Entry:
     """Return the journal's entry of an iteration from the lines of its nodes. The graph has ``expected`` nodes.
 
     It has the keys of a round of a job with a server, so that the same code reads both: times are means over nodes,
@@ -76,7 +76,7 @@ def unpacked(text: str) -> NDArray[np.float64]:
     return values
 
 
-def _node(line: Mapping[str, Any]) -> NodeEntry:
+def _node(line: Row) -> NodeEntry:
     """Return the part of a node's line that is stored: lists of its report as counts, times on the run's clock."""
     report = line["report"]
     shift = line["clock"]
@@ -96,7 +96,7 @@ def _node(line: Mapping[str, Any]) -> NodeEntry:
     return cast("NodeEntry", row)
 
 
-def _together(lines: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, float | None]:
+def _together(lines: Mapping[str, Row]) -> tuple[float | None, float | None]:
     """Return drift and disagreement of the nodes that took part in an iteration.
 
     Both are None if only one node took part, or if a model is not finite.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from thalweg.machine import Usage
 from thalweg.record.columns import Column
 
 
@@ -221,6 +222,11 @@ class Party:
     congestion_control: str | None = column("string", "of its TCP connections")
     cpu_quota: float | None = column("float64", "cores it could use; null without a limit")
     stress: str | None = column("string", "JSON object of the load put on it and what that achieved")
+
+
+def party_row(party: str, used: Usage) -> Party:
+    """Return the row of a party of which only its process's usage is known."""
+    return Party(party=party, cpu_seconds=used.cpu_seconds, peak_rss_bytes=used.peak_rss_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

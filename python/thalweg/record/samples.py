@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from thalweg import bounded_json, wire
 from thalweg.errors import RecordError
 from thalweg.record import reading
+from thalweg.record.columns import Row
 from thalweg.record.rows import Queue
 
 NAME: Final = "queues"
@@ -27,9 +28,9 @@ def append(folder: Path, samples: Iterable[Queue], shift: float) -> None:
         raise RecordError(f"cannot write {folder / FILE}: {error.strerror}", "Make room") from error
 
 
-def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
+def batches(folder: Path) -> Iterator[list[Row]]:
     """Yield the samples so far, in batches; a last line cut short by a crash is skipped. Raises OSError."""
-    batch: list[dict[str, Any]] = []
+    batch: list[Row] = []
     with reading.opened(folder / FILE) as stream:
         for number, line in enumerate(reading.lines(stream), 1):
             if line.endswith(b"\n"):
@@ -40,7 +41,7 @@ def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
     yield batch
 
 
-def _sample(folder: Path, number: int, line: bytes) -> dict[str, Any]:
+def _sample(folder: Path, number: int, line: bytes) -> Row:
     try:
         return bounded_json.read_object(line)
     except bounded_json.JsonError as error:

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from thalweg import machine
+from thalweg import machine, wire
 from thalweg.errors import LabError, PlanError, ThalwegError
 from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
@@ -24,11 +23,13 @@ from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of
 from thalweg.machine import Usage
 from thalweg.plan.on_trees import has_nodes, nodes_of
+from thalweg.record.rows import Link, Party
 from thalweg.transports import registry
 from thalweg.trees import live
-from thalweg.wire import table_of
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
+    from thalweg.network.shape import Shape
     from thalweg.network.spec import Spec
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
@@ -37,6 +38,26 @@ SERVER: Final = "server"
 SAMPLE_SECONDS: Final = 1.0
 TUN: Final = Path("/dev/net/tun")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What the manifest says of a run's network.
+
+    ``reason``: why the emulator "auto" could not take packet level. ``lab``: the lab's name. ``rdma``: the hosts' RDMA
+    devices. ``relay``: what the emulating process used, once the run is over.
+    """
+
+    profile: str | None
+    topology: str
+    emulator: str
+    clock: str
+    reason: str | None
+    lab: str | None
+    rdma: Mapping[str, str] | None
+    congestion_control: str | None
+    spec: Spec | None
+    relay: Relay | None
 
 
 @dataclass
@@ -52,7 +73,7 @@ class Session:
     groups: Groups
     spec: Spec | None = None
     lab: RunningLab | None = None
-    layers: Mapping[str, Any] | None = None
+    layers: Table | None = None
     reason: str | None = None
     stress: Stress | None = None
     congestion: str | None = None
@@ -68,7 +89,7 @@ class Session:
         if self.lab is not None:
             return "packet level"
         layers = {**self.plan.layers.emulation(), **({} if self.layers is None else {"emulate": dict(self.layers)})}
-        return f"message level: {json.dumps(layers)}" if layers else "none"
+        return f"message level: {wire.encode(layers)}" if layers else "none"
 
     @property
     def url(self) -> str:
@@ -163,7 +184,7 @@ class Session:
         if self.stress is not None:
             self.stress.stop()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the manifest's facts about the network at the start of the run."""
         return {"emulation": self.emulation, "network": self._network(None)}
 
@@ -180,9 +201,9 @@ class Session:
             self._sampler.join()
         known = {SERVER: machine.usage(self._cpu), **reports}
         parties = dict.fromkeys((*self.parties, *reports))
-        record.table("parties", [self._party(party, known.get(party, Usage()), status) for party in parties])
+        record.parties([self._party(party, known.get(party, Usage()), status) for party in parties])
         if self.lab is not None:
-            record.table("links", self._links(status))
+            record.links(self._links(status))
             record.note(network=self._network(status))
 
     def _last_status(self) -> Status:
@@ -193,27 +214,27 @@ class Session:
             return self.lab.status()
         return self.lab.last or Status()
 
-    def _links(self, status: Status) -> list[dict[str, Any]]:
+    def _links(self, status: Status) -> list[Link]:
         if self.spec is None:
             return []
-        nominal = {(link.name, way): getattr(link, way).table() for link in self.spec.links for way in ("ab", "ba")}
-        return [link_row(link, nominal[link.link, link.direction]) for link in status.links]
+        nominal = {link.name: {"ab": link.ab, "ba": link.ba} for link in self.spec.links}
+        return [link_row(link, nominal[link.link][link.direction]) for link in status.links]
 
-    def _party(self, party: str, used: Usage, status: Status) -> dict[str, object]:
+    def _party(self, party: str, used: Usage, status: Status) -> Party:
         host = status.hosts.get(party, HostCounters())
         stress = self.plan.stress
         got = {} if self.stress is None else self.stress.results.get(party)
-        return {
-            "party": party,
-            "cpu_seconds": used.cpu_seconds,
-            "peak_rss_bytes": used.peak_rss_bytes,
-            "retransmitted_segments": host.retransmitted_segments,
-            "receive_buffer_drops": host.receive_buffer_drops,
-            "limiter_drops": host.limiter_drops,
-            "congestion_control": self._congestion_of(party),
-            "cpu_quota": stress.cpu_quota if stress is not None and party in parties_of(stress, self.names) else None,
-            "stress": json.dumps(got) if got else None,
-        }
+        return Party(
+            party=party,
+            cpu_seconds=used.cpu_seconds,
+            peak_rss_bytes=used.peak_rss_bytes,
+            retransmitted_segments=host.retransmitted_segments,
+            receive_buffer_drops=host.receive_buffer_drops,
+            limiter_drops=host.limiter_drops,
+            congestion_control=self._congestion_of(party),
+            cpu_quota=stress.cpu_quota if stress is not None and party in parties_of(stress, self.names) else None,
+            stress=wire.encode(got) if got else None,
+        )
 
     def _congestion_of(self, party: str) -> str | None:
         """Return the congestion control of a party's connections.
@@ -225,22 +246,22 @@ class Session:
         chosen = self.plan.transport.congestion if party == SERVER or self.lab is not None else None
         return chosen or self.congestion
 
-    def _network(self, status: Status | None) -> dict[str, Any] | None:
+    def _network(self, status: Status | None) -> NetworkFacts | None:
         section = self.plan.network
         if section is None:
             return None
-        return {
-            "profile": section.profile,
-            "topology": section.topology,
-            "emulator": section.emulator,
-            "clock": section.clock,
-            "reason": self.reason,
-            "lab": None if self.lab is None else self.lab.name,
-            "rdma": self._rdma_devices(),
-            "congestion_control": self.plan.transport.congestion or self.congestion,
-            "spec": None if self.spec is None else self.spec.table(),
-            "relay": None if status is None else _relay(status.relay),
-        }
+        return NetworkFacts(
+            profile=section.profile,
+            topology=section.topology,
+            emulator=section.emulator,
+            clock=section.clock,
+            reason=self.reason,
+            lab=None if self.lab is None else self.lab.name,
+            rdma=self._rdma_devices(),
+            congestion_control=self.plan.transport.congestion or self.congestion,
+            spec=self.spec,
+            relay=None if status is None else _relay(status.relay),
+        )
 
     def _rdma_devices(self) -> dict[str, str] | None:
         """Return the RDMA device of each host of the lab that has one; None if none has."""
@@ -350,8 +371,30 @@ def _relay(relay: Relay) -> Relay:
     return replace(relay, cpu_seconds=None) if machine.has_virtual_time() else relay
 
 
-def link_row(link: LinkStatus, nominal: Mapping[str, Any]) -> dict[str, Any]:
+def link_row(link: LinkStatus, nominal: Shape) -> Link:
     """Return a direction of a link as a row of the table ``links``. ``nominal`` is its shape in the plan."""
-    delays = {f"delay_{key}": value for key, value in table_of(link.delay).items()}
-    late = {f"lateness_{key}": value for key, value in table_of(link.lateness).items()}
-    return {**table_of(link), **delays, **late, "nominal": json.dumps(nominal)}
+    return Link(
+        link=link.link,
+        direction=link.direction,
+        source=link.source,
+        target=link.target,
+        nominal=wire.encode(nominal),
+        packets_in=link.packets_in,
+        bytes_in=link.bytes_in,
+        packets_out=link.packets_out,
+        bytes_out=link.bytes_out,
+        lost=link.lost,
+        queue_drops=link.queue_drops,
+        down_drops=link.down_drops,
+        overflow_drops=link.overflow_drops,
+        duplicated=link.duplicated,
+        reordered=link.reordered,
+        queue_bytes_max=link.queue_bytes_max,
+        delay_p50=link.delay.p50,
+        delay_p90=link.delay.p90,
+        delay_p99=link.delay.p99,
+        delay_max=link.delay.max,
+        lateness_p50=link.lateness.p50,
+        lateness_p99=link.lateness.p99,
+        lateness_max=link.lateness.max,
+    )

@@ -23,6 +23,7 @@ from thalweg.plan.options import node_options
 from thalweg.record import Record
 from thalweg.record.nodes import entry
 from thalweg.record.of_nodes import Due, start_of
+from thalweg.record.rows import party_row
 from thalweg.transports import links, pki, registry
 from thalweg.ui.progress import iteration_line
 
@@ -101,7 +102,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
                 progress.note(line)
                 here.tell(progress.note)
             used = machine.usage()
-            record.table("parties", [{"party": name, **vars(used)}])
+            record.parties([party_row(name, used)])
             record.finish("complete")
     return GraphResult.of(plan, record, {name: used}, {}, None)
 

@@ -12,6 +12,7 @@ from thalweg.apps.outcome import Outcome
 from thalweg.job.common.parties import Metrics, bytes_of
 from thalweg.plan.bound import bound_of
 from thalweg.record import RunRecord, entry
+from thalweg.record.rows import party_row
 from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Recording:
             self.record.log(reason)
         own = machine.usage(self._cpu)
         used = [("server", own), *((name, self._attendance.usage_of(name)) for name in self._attendance.names())]
-        self.record.table("parties", [{"party": name, **vars(row)} for name, row in used])
+        self.record.parties([party_row(name, usage) for name, usage in used])
         self.record.finish(status)
 
 

@@ -18,6 +18,7 @@ from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
 from thalweg.plan import on_trees
 from thalweg.plan.options import of_both_ends
+from thalweg.record.rows import party_row
 from thalweg.sections.trees import TreeSection
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki, registry
@@ -81,7 +82,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         names = roster.names
         own = machine.usage(cpu)
         parties = [("server", own), *((name, host.attendance.usage_of(name)) for name in names)]
-        host.record.table("parties", [{"party": name, **vars(used)} for name, used in parties])
+        host.record.parties([party_row(name, used) for name, used in parties])
     return host.result(peak, [host.attendance.peak_of(name) for name in names])
 
 
