@@ -19,10 +19,10 @@ mod options;
 pub mod probe;
 mod proxy;
 mod registry;
+mod relay;
 mod star;
 mod tasks;
 mod tensors;
-mod told;
 
 pub use engine::{check_forwarded_proof, GoOn};
 pub use error::{Error, Kind};

@@ -175,16 +175,16 @@ impl Server {
         link.admit();
         let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
         let raws = Arc::new(Semaphore::new(MOST_STREAMS));
-        let mut asked = first;
+        let mut request = first;
         loop {
-            let ask: Ask = serde_json::from_slice(&asked)?;
+            let ask: Ask = serde_json::from_slice(&request)?;
             let reply = match ask {
                 Ask::Echo => Answer::Echo,
                 Ask::Update { .. } => Answer::Ready,
                 Ask::Raw { bytes } => self.open_raw(&raws, bytes.min(MOST)).await?,
             };
             link.send_control(serde_json::to_vec(&reply)?.into()).await?;
-            asked = self.next(link, &sink, &raws).await?;
+            request = self.next(link, &sink, &raws).await?;
         }
     }
 
@@ -442,8 +442,8 @@ pub fn loopback(bytes: u64, streams: usize) -> Result<String, Error> {
     let stopped = stop.clone();
     let server = std::thread::spawn(move || {
         let go_on = || !stopped.load(Ordering::Relaxed);
-        let told = |address: Address| drop(ready.send(address.to_string()));
-        serve_and("tcp://127.0.0.1:0", "{}", None, go_on, told)
+        let report = |address: Address| drop(ready.send(address.to_string()));
+        serve_and("tcp://127.0.0.1:0", "{}", None, go_on, report)
     });
     let outcome = match address.recv() {
         Ok(address) => peer(&address, "{}", bytes, streams),
@@ -536,9 +536,9 @@ mod tests {
             let ticket = [7; TICKET];
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let at = listener.local_addr().unwrap();
-            let connect = |said: &[u8]| {
+            let connect = |bytes: &[u8]| {
                 let mut stream = TcpStream::connect(at).unwrap();
-                stream.write_all(said).unwrap();
+                stream.write_all(bytes).unwrap();
                 stream
             };
             // The kernel queues them in this order. The admission queue allows four connections from one

@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::engine::descriptor_limit;
 use crate::registry::masking;
-use crate::told::{self, UNHEARD};
+use crate::relay::{self, MAX_EVENTS};
 use crate::{Error, Kind};
 
 /// How long shutting down may take for a proxy that never served.
@@ -36,7 +36,7 @@ impl Proxy {
             .enable_all()
             .build()
             .map_err(|e| Error::new(Kind::System, START, e.to_string()))?;
-        let (sender, events) = mpsc::channel(UNHEARD);
+        let (sender, events) = mpsc::channel(MAX_EVENTS);
         let proxy = runtime.block_on(masking::Proxy::open(settings, descriptor_limit(), sender))?;
         let listening = proxy.listening().trim_end().to_owned();
         Ok(Self { proxy: Some(proxy), events, listening, runtime })
@@ -57,7 +57,7 @@ impl Proxy {
         let proxy = self.proxy.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(proxy.run(stopped));
-        told::relay(self.runtime.handle(), &mut self.events, go_on, &stop);
+        relay::relay(self.runtime.handle(), &mut self.events, go_on, &stop);
         Ok(())
     }
 }

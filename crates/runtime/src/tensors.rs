@@ -40,8 +40,8 @@ impl RepairRule {
 
 fn millionths(key: &str, pattern: &str, share: f64) -> Result<u32, Error> {
     if !(0.0..=1.0).contains(&share) {
-        let said = format!("repair.{key} of {pattern:?} is {share}");
-        return Err(Error::new(Kind::Options, "start server", said).hint("it is a share from 0 to 1"));
+        let cause = format!("repair.{key} of {pattern:?} is {share}");
+        return Err(Error::new(Kind::Options, "start server", cause).hint("it is a share from 0 to 1"));
     }
     Ok((share * f64::from(WHOLE)) as u32)
 }
@@ -53,8 +53,8 @@ fn called(key: &str, pattern: &str, layout: &Layout) -> Result<Vec<u32>, Error> 
         tensors.filter(|(_, tensor)| fits(pattern, &tensor.name)).map(|(place, _)| place as u32).collect();
     if found.is_empty() {
         let near = nearest(pattern, layout).join(", ");
-        let said = format!("repair.{key} names {pattern:?}, and no tensor is called so");
-        return Err(Error::new(Kind::Options, "start server", said).hint(format!("the nearest: {near}")));
+        let cause = format!("repair.{key} names {pattern:?}, and no tensor is called so");
+        return Err(Error::new(Kind::Options, "start server", cause).hint(format!("the nearest: {near}")));
     }
     Ok(found)
 }
@@ -134,7 +134,7 @@ mod tests {
         let rule =
             rule(&["*.bias", "bn*"], &[("conv*", 0.05), ("*.weight", 0.1)], &[("fc.*", 0.5), ("*", 0.9)]);
         let tolerance = rule.tolerance(&layout()).unwrap();
-        let said: Vec<(u32, u32, u32)> =
+        let shares: Vec<(u32, u32, u32)> =
             tolerance.allowances().iter().map(|a| (a.tensor, a.budget, a.refuse)).collect();
         let most = 900_000;
         let expected = [
@@ -145,7 +145,7 @@ mod tests {
             (4, 100_000, 500_000),
             (5, 0, 500_000),
         ];
-        assert_eq!(said, expected);
+        assert_eq!(shares, expected);
         assert!(RepairRule::default().tolerance(&layout()).unwrap().is_empty());
     }
 

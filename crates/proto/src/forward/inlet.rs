@@ -172,8 +172,8 @@ impl Inlet {
     /// The confirmed position and the new limit, if it is time to send them.
     pub fn credit(&mut self) -> Option<(u64, u64)> {
         let limit = self.taken + self.window;
-        let told = self.is_whole() && self.confirmed < self.received;
-        if !told && limit - self.limit < self.step {
+        let confirms = self.is_whole() && self.confirmed < self.received;
+        if !confirms && limit - self.limit < self.step {
             return None;
         }
         Some(self.say())

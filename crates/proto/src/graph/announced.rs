@@ -69,18 +69,18 @@ impl Node {
     pub(super) fn announce(&mut self, announced: Announced) -> Vec<u32> {
         let before = std::mem::replace(&mut self.announced, announced);
         if self.waits_for_all() {
-            return Vec::new(); // the senders got a receipt for the whole model, and may have gone on
+            return Vec::new(); // the senders got a receipt for the whole model, and may have departed on
         }
         let (first, after) = (self.announced.first, &self.announced);
         let differs = |place: usize, round: u32| {
             let weight = |of: &Announced| of.of(round).and_then(|weights| weights.get(&place).copied());
             weight(&before) != weight(after)
         };
-        let came = self.peers.iter().enumerate().flat_map(|(place, peer)| {
+        let arrived = self.peers.iter().enumerate().flat_map(|(place, peer)| {
             peer.arrivals.keys().map(move |&round| (place, round)).filter(|&(_, round)| round >= first)
         });
         let mut stale: Vec<u32> =
-            came.filter(|&(place, round)| differs(place, round)).map(|(_, round)| round).collect();
+            arrived.filter(|&(place, round)| differs(place, round)).map(|(_, round)| round).collect();
         stale.sort_unstable();
         stale.dedup();
         for peer in &mut self.peers {

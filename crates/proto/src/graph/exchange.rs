@@ -37,7 +37,7 @@ impl Node {
             return None;
         }
         let (round, low, top) = (chunk.round, self.low(), self.top());
-        self.heard_of(now, place, round);
+        self.note_progress(now, place, round);
         let range = self.size().within(round, chunk.range());
         self.peers[place].course.note(now, round, range);
         if round < low {
@@ -54,7 +54,7 @@ impl Node {
 
     /// Notes that a neighbour has sent a chunk or an End of an iteration. The neighbour then sends no more of
     /// earlier ones.
-    fn heard_of(&mut self, now: Time, place: usize, round: u32) {
+    fn note_progress(&mut self, now: Time, place: usize, round: u32) {
         self.peers[place].begun = self.peers[place].begun.max(round);
         if round > self.peers[place].newest {
             self.judge(place, self.peers[place].newest);
@@ -116,10 +116,10 @@ impl Node {
         let size = self.size();
         let arrival = self.peers[place].arrival(round, size);
         if !ok {
-            arrival.incoming.came_mut().corrupt();
+            arrival.incoming.reassembly_mut().corrupt();
             return None;
         }
-        let fresh = arrival.incoming.came_mut().fold(now, chunk.range());
+        let fresh = arrival.incoming.reassembly_mut().fold(now, chunk.range());
         arrival.chunks += u64::from(!fresh.is_empty());
         (!fresh.is_empty()).then_some(Taken { peer: place, round, weight, fresh })
     }
@@ -130,7 +130,7 @@ impl Node {
         self.bad += u64::from(!ok);
         let arrival = self.peers.get_mut(place).and_then(|peer| peer.arrivals.get_mut(&round));
         let Some(arrival) = arrival else { return };
-        arrival.incoming.came_mut().settle(parts, ok);
+        arrival.incoming.reassembly_mut().settle(parts, ok);
         if arrival.over {
             return;
         }
@@ -138,7 +138,7 @@ impl Node {
             arrival.chunks = arrival.chunks.saturating_sub(1);
             return self.over(now, place, round); // a retransmission would have the same values
         }
-        if arrival.incoming.came().is_whole() && !arrival.incoming.came().is_folding() {
+        if arrival.incoming.reassembly().is_whole() && !arrival.incoming.reassembly().is_folding() {
             return self.over(now, place, round);
         }
         arrival.incoming.trails(now);
@@ -147,7 +147,7 @@ impl Node {
 
     /// A neighbour's End has arrived: the neighbour has sent all of its model of an iteration.
     pub(super) fn ended(&mut self, now: Time, place: usize, round: u32) {
-        self.heard_of(now, place, round);
+        self.note_progress(now, place, round);
         let peer = &mut self.peers[place];
         peer.ended = peer.ended.max(round);
         if round < self.low() {
@@ -232,10 +232,12 @@ impl Node {
         if !self.waits_for_all() {
             return;
         }
-        let came = self.peers[place].arrivals.get(&round).map(|arrival| arrival.incoming.came());
-        let span = came.and_then(|came| came.span()).unwrap_or(Span { start: now, end: now });
+        let reassembly = self.peers[place].arrivals.get(&round).map(|arrival| arrival.incoming.reassembly());
+        let span =
+            reassembly.and_then(|reassembly| reassembly.span()).unwrap_or(Span { start: now, end: now });
         let received = Interval { start: micros(span.start), end: micros(span.end) };
-        let (duplicates, missing) = came.map_or((0, 0), |came| (came.faults().0, came.holes().bytes()));
+        let (duplicates, missing) =
+            reassembly.map_or((0, 0), |reassembly| (reassembly.faults().0, reassembly.holes().bytes()));
         self.tell(place, Control::Received { parcel: round, received, duplicates, missing });
     }
 

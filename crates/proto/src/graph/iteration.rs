@@ -259,7 +259,7 @@ impl Node {
             Waiting::None => true,
             Waiting::FirstChunk(_) => self
                 .awaited()
-                .all(|place| self.peers[place].is_heard(round) || self.peers[place].is_over(round)),
+                .all(|place| self.peers[place].has_sent(round) || self.peers[place].is_over(round)),
             Waiting::All | Waiting::Deadline(_) => {
                 self.awaited().all(|place| self.peers[place].is_over(round))
             }
@@ -288,16 +288,16 @@ impl Node {
         let exchange = |(place, weight, ranges): (usize, f64, Ranges)| {
             let peer = &mut self.peers[place];
             let arrival = peer.arrivals.remove(&round);
-            let came = arrival.as_ref().map(|arrival| arrival.incoming.came());
+            let reassembly = arrival.as_ref().map(|arrival| arrival.incoming.reassembly());
             let bytes = ranges.bytes();
             let cut = |range: Range| range.end.div_ceil(chunk) - range.start / chunk;
             let outcome = match bytes {
-                _ if bytes == expected && came.is_some() => Outcome::Whole,
+                _ if bytes == expected && reassembly.is_some() => Outcome::Whole,
                 0 if !peer.met => Outcome::Away,
                 0 => Outcome::Nothing,
                 _ => Outcome::Part,
             };
-            let (duplicates, corrupt) = came.map_or((0, 0), |came| came.faults());
+            let (duplicates, corrupt) = reassembly.map_or((0, 0), |reassembly| reassembly.faults());
             Exchange {
                 peer: peer.name.clone(),
                 weight,
@@ -312,7 +312,7 @@ impl Node {
                 duplicates,
                 corrupt,
                 late: std::mem::take(&mut peer.late),
-                span: came.and_then(|came| came.span()).map(|span| (span.start, span.end)),
+                span: reassembly.and_then(|reassembly| reassembly.span()).map(|span| (span.start, span.end)),
                 newest: peer.newest,
                 outcome,
             }

@@ -96,7 +96,7 @@ impl Node {
         let peer = &mut self.peers[place];
         (peer.met, peer.knows_us, peer.ordered, peer.begun) = (true, false, ordered, 0);
         peer.from = round.saturating_add(1);
-        (peer.sending, peer.acknowledged, peer.told) = (0, 0, 0);
+        (peer.sending, peer.acknowledged, peer.last_have) = (0, 0, 0);
         peer.out.forget();
         let name = peer.name.clone();
         self.tell(place, Control::Closed { parcel: round });

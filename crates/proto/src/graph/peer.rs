@@ -89,7 +89,7 @@ impl Arrival {
     pub fn new(size: Size, round: u32, ordered: bool) -> Self {
         let mut incoming = Incoming::new(size.bytes);
         if let Some(part) = size.part(round) {
-            incoming.came_mut().expect(part);
+            incoming.reassembly_mut().expect(part);
         }
         incoming.begin(ordered);
         Self { incoming, chunks: 0, over: false, reported: Ranges::new() }
@@ -131,7 +131,7 @@ pub(super) struct Peer {
     /// The ranges of this node's models that the neighbour has, as its Have messages say, by iteration.
     pub had: BTreeMap<u32, Ranges>,
     /// The latest iteration for which the neighbour has sent a Have on its present link.
-    pub told: u32,
+    pub last_have: u32,
     /// The last iteration for which this node accepted chunks when the neighbour's link last ended. Up to
     /// this iteration, the two nodes can no longer find out what each has of the other's model, unless they
     /// had agreed on it before.
@@ -165,7 +165,7 @@ impl Peer {
             begun: 0,
             arrivals: BTreeMap::new(),
             had: BTreeMap::new(),
-            told: 0,
+            last_have: 0,
             apart: 0,
             out: Outgoing::default(),
             sending: 0,
@@ -182,8 +182,8 @@ impl Peer {
     }
 
     /// Whether any byte of the neighbour's model of this iteration has been received.
-    pub fn is_heard(&self, round: u32) -> bool {
-        self.arrivals.get(&round).is_some_and(|arrival| arrival.incoming.came().bytes() > 0)
+    pub fn has_sent(&self, round: u32) -> bool {
+        self.arrivals.get(&round).is_some_and(|arrival| arrival.incoming.reassembly().bytes() > 0)
     }
 
     /// The neighbour's model of this iteration, while it is received. Creates the entry if there is none.

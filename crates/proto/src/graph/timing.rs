@@ -89,11 +89,11 @@ impl Course {
         if left == 0 {
             return Some(self.last);
         }
-        let came = self.reach.saturating_sub(self.opening);
-        if came == 0 || self.last == self.first {
+        let received = self.reach.saturating_sub(self.opening);
+        if received == 0 || self.last == self.first {
             return None;
         }
-        let times = (left as f64 / came as f64).min(MOST_AHEAD);
+        let times = (left as f64 / received as f64).min(MOST_AHEAD);
         Some(self.last + (self.last - self.first).mul_f64(times))
     }
 }

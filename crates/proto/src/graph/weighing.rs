@@ -25,7 +25,7 @@ pub enum Weighing {
     /// When the waiting is over and it is known from how many neighbours bytes arrived (udp-dpsgd, section
     /// 3.5.2). The plan's weight of neighbour j is 1 / (1 + its degree). It becomes 1 / (1 + the larger of
     /// that degree and the number of neighbours heard).
-    Heard,
+    Senders,
     /// When the neighbour has said which bytes of this node's model it has.
     Mutual,
 }
@@ -61,7 +61,7 @@ impl Node {
             let mut reported = Ranges::new();
             if let Some(arrival) = peer.arrivals.get_mut(&round).filter(|_| peer.apart < round) {
                 // A message holds at most `MAX_HOLES` ranges. Neither node uses the ranges beyond these.
-                reported = arrival.incoming.came().received().first(MAX_HOLES);
+                reported = arrival.incoming.reassembly().received().first(MAX_HOLES);
                 arrival.reported = reported.clone();
             }
             self.tell(place, Control::Have { parcel: round, got: reported });
@@ -83,9 +83,9 @@ impl Node {
     fn owes(&self, place: usize) -> bool {
         let (peer, round) = (&self.peers[place], self.round);
         let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
-        // A Have for an iteration that this node does not accept yet counts in `told`, but is not stored. It
+        // A Have for an iteration that this node does not accept yet counts in `last_have`, but is not stored. It
         // is empty, because this node has sent nothing of that iteration.
-        has_some && peer.met && peer.apart < round && peer.told < round
+        has_some && peer.met && peer.apart < round && peer.last_have < round
     }
 
     /// Ends the links of neighbours whose Have does not arrive in time. Both nodes notice the end of the
@@ -117,7 +117,7 @@ impl Node {
         }
         let open = (self.round..=self.top()).contains(&round);
         let peer = &mut self.peers[place];
-        peer.told = peer.told.max(round);
+        peer.last_have = peer.last_have.max(round);
         if open {
             peer.had.insert(round, got);
         }
@@ -125,14 +125,14 @@ impl Node {
     }
 
     /// How many neighbours have sent bytes of this iteration.
-    fn heard(&self) -> usize {
-        self.weights.keys().filter(|&&place| self.peers[place].is_heard(self.round)).count()
+    fn senders(&self) -> usize {
+        self.weights.keys().filter(|&&place| self.peers[place].has_sent(self.round)).count()
     }
 
     /// A neighbour's weight in the iteration that is being mixed. `weight` is the weight that was planned.
     pub(super) fn final_weight(&self, weight: f64) -> f64 {
         match self.config.weighing {
-            Weighing::Heard => weight.min(1.0 / (1 + self.heard()) as f64),
+            Weighing::Senders => weight.min(1.0 / (1 + self.senders()) as f64),
             Weighing::Arrival | Weighing::Mutual => weight,
         }
     }
@@ -142,7 +142,7 @@ impl Node {
         let (peer, round) = (&self.peers[place], self.round);
         let Some(arrival) = peer.arrivals.get(&round) else { return Ranges::new() };
         if self.config.weighing != Weighing::Mutual || self.fresh {
-            return arrival.incoming.came().received().clone();
+            return arrival.incoming.reassembly().received().clone();
         }
         let Some(had) = peer.had.get(&round) else { return Ranges::new() };
         arrival.reported.iter().flat_map(|range| had.within(range)).collect()

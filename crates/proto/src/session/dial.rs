@@ -272,7 +272,7 @@ impl<P> Dial<P> {
     /// Handles a message from the server. Returns what it means for the policy.
     pub(crate) fn control(&mut self, now: Time, message: Control) -> ServerEvent {
         let Some(link) = &mut self.link else { return ServerEvent::Nothing };
-        link.session.live.heard(now);
+        link.session.live.message_received(now);
         match message {
             Control::Challenge(challenge) if link.challenge.is_none() => self.challenged(challenge),
             Control::Welcome(welcome) if link.greeted && !link.welcomed => {
@@ -435,7 +435,7 @@ impl<P> Dial<P> {
     /// not count against the server.
     pub(crate) fn held(&mut self, now: Time) {
         if let Some(link) = &mut self.link {
-            link.session.live.heard(now);
+            link.session.live.message_received(now);
         }
     }
 

@@ -45,7 +45,7 @@ impl Liveness {
     }
 
     /// Reports a message of the peer, which counts as progress whatever its size.
-    pub fn heard(&mut self, now: Time) {
+    pub fn message_received(&mut self, now: Time) {
         self.last = self.last.max(now);
         self.gathered = 0;
     }

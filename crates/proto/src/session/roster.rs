@@ -144,7 +144,7 @@ pub(crate) struct Member<M> {
     pub instance: u64,
     pub link: Option<LinkId>,
     /// The client's process has ended for good.
-    pub gone: bool,
+    pub departed: bool,
     /// Why the client's last link ended.
     pub parting: Option<String>,
     /// Whether the client has sent a Bye since it was last let in.
@@ -161,7 +161,7 @@ pub(crate) struct Member<M> {
 impl<M> Member<M> {
     /// The client's name and why it left, if it has left for good.
     pub fn farewell(&self) -> Option<String> {
-        self.parting.as_ref().filter(|_| self.gone).map(|reason| format!("{} {reason}", self.name))
+        self.parting.as_ref().filter(|_| self.departed).map(|reason| format!("{} {reason}", self.name))
     }
 }
 
@@ -378,7 +378,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let goes_on = self.finished.is_none();
         let away = self.members.values().filter(move |m| m.link.is_none() && goes_on);
         let away = away.filter(|m| !self.mismatches.contains_key(&m.name));
-        let away = away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.gone)));
+        let away =
+            away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.departed)));
         away.chain(self.mismatches().filter(move |_| goes_on).map(|(name, reason)| (name, reason, true)))
     }
 
@@ -513,7 +514,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     /// Records why a client was not let in, and reports it once, however often the client tries again.
     fn turn_away(&mut self, client: &str, reason: &str) {
-        let told = self.mismatches.get(client).is_some_and(|before| before == reason);
+        let known = self.mismatches.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
         let room = self.mismatches.len() < MAX_MISMATCHES || self.mismatches.contains_key(client);
         // A connected client with this name is another one than the client that was turned away.
@@ -521,7 +522,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             self.mismatches.insert(client.into(), reason.into());
         }
         // A node of a graph reports this itself.
-        if !told && self.config.purpose != Purpose::Graph {
+        if !known && self.config.purpose != Purpose::Graph {
             self.act(Action::TurnedAway { client: client.into(), reason: reason.into() });
         }
     }
@@ -535,13 +536,13 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         if let Some(member) = self.members.get_mut(&number) {
             same = known.is_some() && member.instance == hello.instance;
             (member.instance, member.link) = (hello.instance, Some(link));
-            (member.gone, member.parting, member.farewell) = (false, None, false);
+            (member.departed, member.parting, member.farewell) = (false, None, false);
         }
         self.mismatches.remove(&hello.name);
         self.connected += 1;
         self.on_link(link, |served| {
-            let (sent, heard) = (micros(served.opened), micros(now));
-            served.offset = (sent.saturating_add(heard) / 2).wrapping_sub(hello.clock) as i64;
+            let (sent, received) = (micros(served.opened), micros(now));
+            served.offset = (sent.saturating_add(received) / 2).wrapping_sub(hello.clock) as i64;
             served.member = Some(number);
         });
         (number, same)
@@ -580,13 +581,13 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     fn insert(&mut self, name: &str, instance: u64) -> u32 {
         let number = self.members.last_key_value().map_or(1, |(last, _)| last + 1);
-        let (link, gone, parting, own) = (None, false, None, M::default());
+        let (link, departed, parting, own) = (None, false, None, M::default());
         let (down, up, uncounted) = (Resent::default(), Resent::default(), false);
         let member = Member {
             name: name.into(),
             instance,
             link,
-            gone,
+            departed,
             parting,
             farewell: false,
             down,
@@ -604,15 +605,15 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         if !self.links.contains_key(&link) {
             return MemberEvent::Nothing;
         }
-        self.on_link(link, |served| served.session.live.heard(now));
-        let asked = self.links.get(&link).is_some_and(|served| served.mismatch.is_some());
+        self.on_link(link, |served| served.session.live.message_received(now));
+        let comparing = self.links.get(&link).is_some_and(|served| served.mismatch.is_some());
         match (self.member_at(link), message) {
-            (None, Control::Differs { tensor, spec }) if asked => {
+            (None, Control::Differs { tensor, spec }) if comparing => {
                 return self
                     .differs(link, &tensor, spec)
                     .map_or(MemberEvent::Nothing, MemberEvent::LayoutMismatch);
             }
-            (None, _) if asked => return MemberEvent::Senseless("only how the layout differs was asked"),
+            (None, _) if comparing => return MemberEvent::Senseless("only how the layout differs was asked"),
             (None, Control::Hello(hello)) => return MemberEvent::Hello(hello),
             (None, _) => return MemberEvent::Senseless("the first message must be a Hello"),
             (Some(_), Control::Hello(_)) => {
@@ -705,7 +706,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     pub(crate) fn held(&mut self, now: Time, link: LinkId) {
         self.on_link(link, |served| {
             let transfers = served.upload.iter_mut().chain(&mut served.download);
-            transfers.chain([&mut served.session.live]).for_each(|live| live.heard(now));
+            transfers.chain([&mut served.session.live]).for_each(|live| live.message_received(now));
         });
     }
 

@@ -77,10 +77,10 @@ mod tests {
     #[test]
     fn who_is_gone_changes_nobody_elses_lot() {
         for seed in 0..100 {
-            for gone in 0..64 {
-                let mut rest: Vec<u32> = (0..64).filter(|&client| client != gone).collect();
+            for departed in 0..64 {
+                let mut rest: Vec<u32> = (0..64).filter(|&client| client != departed).collect();
                 rest.sort_by_key(|client| lot(seed, 1, &format!("client-{client}")));
-                let all = chosen(seed, 1, 64, 9).into_iter().filter(|&client| client != gone);
+                let all = chosen(seed, 1, 64, 9).into_iter().filter(|&client| client != departed);
                 assert_eq!(all.take(8).collect::<Vec<_>>(), rest[..8]);
             }
         }

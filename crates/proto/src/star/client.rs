@@ -127,7 +127,7 @@ impl Client {
         let missing = holes.bytes();
         let span = model.span().unwrap_or(Span { start: now, end: now });
         let received = Interval { start: micros(span.start), end: micros(span.end) };
-        let (duplicates, _) = model.came().faults();
+        let (duplicates, _) = model.reassembly().faults();
         let config = std::mem::take(config);
         let stand_in = self.dial.welcome().and_then(|w| w.stand_in);
         if let Some(stand_in) = stand_in.filter(|_| missing > 0) {
@@ -246,7 +246,7 @@ impl ClientMachine for Client {
         match &self.phase {
             Phase::Idle => Holding::Nothing,
             Phase::Receiving { round, model, .. } => {
-                let holes = model.came().holes();
+                let holes = model.reassembly().holes();
                 if holes.count() > MAX_HOLES {
                     return Holding::Nothing;
                 }

@@ -63,7 +63,7 @@ pub(crate) struct Part {
     /// When the client entered `state`.
     pub since: Time,
     /// The client's process has ended for good.
-    pub gone: bool,
+    pub departed: bool,
     /// The update's weight; 0 until an update is offered.
     pub weight: f64,
     /// The metrics that the client offered with its update, a JSON object.
@@ -85,7 +85,7 @@ impl Part {
 
     /// The state of an update that is in the mean: whole, or partial if bytes are missing.
     fn as_it_came(&self) -> State {
-        if self.incoming.came().is_whole() {
+        if self.incoming.reassembly().is_whole() {
             State::Whole
         } else {
             State::Partial
@@ -99,7 +99,7 @@ impl Part {
 
     /// Whether any byte of its update has arrived.
     fn is_begun(&self) -> bool {
-        self.incoming.came().bytes() > 0 || self.incoming.came().is_folding()
+        self.incoming.reassembly().bytes() > 0 || self.incoming.reassembly().is_folding()
     }
 }
 
@@ -213,7 +213,7 @@ impl Round {
             Some(part) => {
                 part.instance = instance;
                 part.weight = 0.0;
-                part.gone = false;
+                part.departed = false;
                 part.reason = None;
                 if self.partial == Partial::Discard {
                     part.incoming = Incoming::new(self.total);
@@ -229,7 +229,7 @@ impl Round {
                     instance,
                     state: State::Receiving,
                     since: now,
-                    gone: false,
+                    departed: false,
                     weight: 0.0,
                     metrics: "{}".into(),
                     reason: None,
@@ -251,7 +251,7 @@ impl Round {
             self.enter(now, sender, State::Lost);
         }
         if let Some(part) = self.parts.get_mut(&sender) {
-            part.gone = true;
+            part.departed = true;
             part.reason =
                 Some("lost its update when part of it had been folded; it waits for the next round".into());
         }
@@ -276,7 +276,7 @@ impl Round {
 
     /// Whether a lost client may still come back and deliver.
     fn may_come_back(&self, part: &Part, now: Time) -> bool {
-        !part.gone && now < part.since.saturating_add(self.plan.grace)
+        !part.departed && now < part.since.saturating_add(self.plan.grace)
     }
 
     /// Notes that the client has the global model, which it received during `span`. `faults` are the count of
@@ -297,7 +297,7 @@ impl Round {
     pub(crate) fn offer(&mut self, now: Time, sender: u32, weight: f64, metrics: String) {
         let offers = |p: &&mut Part| !p.is_settled() && p.state != State::Staged;
         let Some(part) = self.parts.get_mut(&sender).filter(offers) else { return };
-        if part.incoming.came().bytes() > 0 && part.state != State::Sending {
+        if part.incoming.reassembly().bytes() > 0 && part.state != State::Sending {
             part.up.resumed += 1;
         }
         part.weight = weight;
@@ -322,7 +322,7 @@ impl Round {
         fresh.dedup();
         let sending = fresh.into_iter().filter_map(|sender| Some((sender, self.part(sender)?)));
         let sending = sending.filter(|(_, part)| part.state == State::Sending);
-        sending.map(|(sender, part)| (sender, part.incoming.came().holes())).collect()
+        sending.map(|(sender, part)| (sender, part.incoming.reassembly().holes())).collect()
     }
 
     /// Grants free places in the order that [`Credits`] decides.
@@ -357,7 +357,7 @@ impl Round {
         let next = if self.partial == Partial::Discard { State::Staged } else { part.as_it_came() };
         if let Some(span) = part.incoming.span().filter(|s| s.end > s.start) {
             let seconds = (span.end - span.start).as_secs_f64();
-            self.credits.measured(sender, part.incoming.came().bytes() as f64 / seconds);
+            self.credits.measured(sender, part.incoming.reassembly().bytes() as f64 / seconds);
         }
         self.enter(now, sender, next);
         if next != State::Staged {
@@ -416,7 +416,7 @@ impl Round {
     pub(crate) fn back(&mut self, now: Time, sender: u32, whole: bool) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
             part.reason = None;
-            part.gone = false;
+            part.departed = false;
             if whole {
                 part.down.bytes = self.total;
                 part.down.complete = true;
@@ -453,7 +453,8 @@ impl Round {
 
     /// Whether chunks are being folded whose results are not known yet.
     pub(crate) fn is_folding(&self) -> bool {
-        self.partial == Partial::Keep && self.parts.values().any(|part| part.incoming.came().is_folding())
+        self.partial == Partial::Keep
+            && self.parts.values().any(|part| part.incoming.reassembly().is_folding())
     }
 
     /// Whether the deadline has passed.
@@ -524,7 +525,7 @@ impl Round {
     pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
         let grace = self.plan.grace;
         let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
-        let lost = lost.filter(|p| !p.gone).map(|p| p.since);
+        let lost = lost.filter(|p| !p.departed).map(|p| p.since);
         let absent = absent_since.filter(|_| self.may_appear(seen, absent_since));
         let over = lost.chain(absent).map(|since| since.saturating_add(grace));
         over.chain(self.deadline()).filter(|&at| at > seen).min()
@@ -563,17 +564,17 @@ fn reason_of(part: &Part) -> Option<String> {
 }
 
 fn close(mut part: Part, keep: bool, total: u64) -> Part {
-    let came = part.incoming.came();
-    part.up.bytes = came.bytes();
-    part.up.receive = came.span();
-    (part.up.duplicates, part.up.corrupt) = came.faults();
-    part.up.complete = came.is_whole();
+    let reassembly = part.incoming.reassembly();
+    part.up.bytes = reassembly.bytes();
+    part.up.receive = reassembly.span();
+    (part.up.duplicates, part.up.corrupt) = reassembly.faults();
+    part.up.complete = reassembly.is_whole();
     if part.is_in() {
         part.state = part.as_it_came(); // chunks that were being folded when it was concluded are in too
     }
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;
-        part.up.holes = part.incoming.came().holes();
+        part.up.holes = part.incoming.reassembly().holes();
         part.reason = Some(format!("{} of its {total} bytes did not come", part.up.missing));
     }
     if part.is_in() {
@@ -583,7 +584,7 @@ fn close(mut part: Part, keep: bool, total: u64) -> Part {
     if !ended {
         part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
     }
-    if keep && part.incoming.came().bytes() > 0 {
+    if keep && part.incoming.reassembly().bytes() > 0 {
         part.state = State::Partial;
     } else if !ended {
         part.state = State::Late;
@@ -606,7 +607,7 @@ fn participation(part: &Part) -> Participation {
         state: part.state,
         samples: part.weight,
         metrics: part.metrics.clone(),
-        coverage: if part.is_in() { part.incoming.came().fraction() } else { 0.0 },
+        coverage: if part.is_in() { part.incoming.reassembly().fraction() } else { 0.0 },
         reason: part.reason.clone(),
     }
 }
@@ -691,7 +692,7 @@ mod tests {
         round.lost(2 * SECOND, 2, "the link broke");
         assert_eq!(round.ending(11 * SECOND, Some(Time::ZERO), false), None);
         assert_eq!(round.ending(12 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
-        round.parts.get_mut(&2).unwrap().gone = true;
+        round.parts.get_mut(&2).unwrap().departed = true;
         assert_eq!(round.ending(3 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
     }
 
@@ -737,7 +738,7 @@ mod tests {
         assert_eq!(wanted[0].1.iter().collect::<Vec<_>>(), [Range::new(50, 100)]);
         round.lost(5 * SECOND, 1, "the process died");
         assert!(round.assign(6 * SECOND, 1, "c1", 8));
-        assert_eq!(round.parts[&1].incoming.came().bytes(), 0);
+        assert_eq!(round.parts[&1].incoming.reassembly().bytes(), 0);
     }
 
     #[test]

@@ -130,7 +130,7 @@ pub struct Known {
     /// reads it.
     verdict: Option<(u32, Result<(), String>)>,
     /// The log already says that its metrics were dropped.
-    told: bool,
+    metrics_reported: bool,
 }
 
 /// The model while it is sent to a client.
@@ -197,7 +197,7 @@ impl Server {
     /// Each participant's name, state and received fraction of its update, 0 to 1.
     pub fn progress_report(&self) -> Vec<(String, State, f64)> {
         let parts = self.round.iter().flat_map(|r| r.parts().values());
-        parts.map(|p| (p.client.clone(), p.state, p.incoming.came().fraction())).collect()
+        parts.map(|p| (p.client.clone(), p.state, p.incoming.reassembly().fraction())).collect()
     }
 
     fn acceptable(&self, update: &Parcel) -> Result<(), String> {
@@ -299,12 +299,12 @@ impl Server {
         }
     }
 
-    fn gone(&mut self, sender: u32) {
+    fn mark_departed(&mut self, sender: u32) {
         if let Some(member) = self.roster.member_mut(sender) {
-            member.gone = true;
+            member.departed = true;
         }
         if let Some(part) = self.round.as_mut().and_then(|r| r.part_mut(sender)) {
-            part.gone = true;
+            part.departed = true;
         }
     }
 
@@ -423,7 +423,7 @@ impl ServerMachine for Server {
             Control::Counted { parcel, .. } => self.counted(sender, parcel),
             Control::Idle => self.idle(now, sender),
             Control::Bye { reason } => {
-                self.gone(sender);
+                self.mark_departed(sender);
                 self.end_link(now, link, &format!("left: {reason}"));
             }
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
@@ -435,8 +435,8 @@ impl ServerMachine for Server {
         let Dropped { link, member, reason, mut served, .. } = dropped;
         self.end_turn(now, link);
         let Some(sender) = member else { return };
-        let gone = self.roster.member(sender).is_some_and(|m| m.gone);
-        if !gone && self.absent_since.is_some() {
+        let departed = self.roster.member(sender).is_some_and(|m| m.departed);
+        if !departed && self.absent_since.is_some() {
             self.absent_since = Some(now);
         }
         if let Some(round) = &mut self.round {
@@ -478,7 +478,7 @@ impl ServerMachine for Server {
     /// No round waits for the client any more.
     fn forget(&mut self, now: Time, client: &str, why: &str) {
         if let Some(sender) = self.roster.named(client) {
-            self.gone(sender);
+            self.mark_departed(sender);
             if let Some(link) = self.roster.link_of(sender) {
                 self.end_link(now, link, &ended(why));
             }
@@ -490,7 +490,7 @@ impl ServerMachine for Server {
         self.end_turns();
         self.end_all_links(now, "the job is over", reason);
         for sender in self.roster.members().keys().copied().collect::<Vec<_>>() {
-            self.gone(sender);
+            self.mark_departed(sender);
         }
         self.advance(now);
     }

@@ -179,7 +179,7 @@ impl TaskClient {
             if let Some(span) = incoming.span() {
                 given.received = Interval { start: micros(span.start), end: micros(span.end) };
             }
-            given.duplicates = incoming.came().faults().0;
+            given.duplicates = incoming.reassembly().faults().0;
         }
         given.stage = Stage::Working;
         let (head, layout) = (std::mem::take(&mut given.head), given.layout.clone());
@@ -312,7 +312,7 @@ impl ClientMachine for TaskClient {
             let message = match &mut given.stage {
                 Stage::Receiving(incoming) => {
                     incoming.begin(ordered);
-                    Control::Grant { parcel: number, wanted: incoming.came().holes().first(MAX_HOLES) }
+                    Control::Grant { parcel: number, wanted: incoming.reassembly().holes().first(MAX_HOLES) }
                 }
                 Stage::Working => received(number, given.received, given.duplicates),
                 Stage::Answering { answer, .. } => offer(number, answer, &given.layout),

@@ -162,17 +162,18 @@ impl Part {
 
     /// Whether the driver may hold bytes of the result.
     pub fn is_begun(&self) -> bool {
-        self.incoming.came().total() > 0
+        self.incoming.reassembly().total() > 0
     }
 
     /// The reports of the part's transfers, once it is over.
     pub fn transfers(&mut self) -> Vec<Transfer> {
-        let came = self.incoming.came();
-        (self.up.bytes, self.up.receive, self.up.complete) = (came.bytes(), came.span(), came.is_whole());
+        let reassembly = self.incoming.reassembly();
+        (self.up.bytes, self.up.receive, self.up.complete) =
+            (reassembly.bytes(), reassembly.span(), reassembly.is_whole());
         if self.stage == Stage::Staged {
-            (self.up.missing, self.up.holes) = (came.total() - came.bytes(), came.holes());
+            (self.up.missing, self.up.holes) = (reassembly.total() - reassembly.bytes(), reassembly.holes());
         }
-        (self.up.duplicates, self.up.corrupt) = came.faults();
+        (self.up.duplicates, self.up.corrupt) = reassembly.faults();
         let moved = |transfer: &&Transfer| transfer.span().is_some() || transfer.wire_bytes > 0;
         [&self.down, &self.up].into_iter().filter(moved).cloned().collect()
     }

@@ -379,11 +379,11 @@ impl TaskServer {
             });
         }
         let grace = self.config.grace;
-        let gone = task.parts.iter().filter(|(_, part)| {
+        let departed = task.parts.iter().filter(|(_, part)| {
             part.away.is_some_and(|since| now >= since.saturating_add(grace)) && part.stage != Stage::Staged
         });
-        let gone: Vec<u32> = gone.map(|(&sender, _)| sender).collect();
-        for sender in gone {
+        let departed: Vec<u32> = departed.map(|(&sender, _)| sender).collect();
+        for sender in departed {
             let why = self.roster.member(sender).and_then(|m| m.parting.clone());
             let why = why.unwrap_or_else(|| format!("was not there within {} s", grace.as_secs_f64()));
             self.settle(now, number, sender, ReplyState::Lost, Some(why));
@@ -425,7 +425,7 @@ impl TaskServer {
             self.tell(link, number, &part, state, reason.as_deref());
             self.watch(now, link, sender);
         }
-        let coverage = if done { part.incoming.came().fraction() } else { 0.0 };
+        let coverage = if done { part.incoming.reassembly().fraction() } else { 0.0 };
         let transfers = part.transfers();
         let answer = part.answer.filter(|_| done);
         let reply = Reply { task: number, sender, member: name, state, reason, answer, coverage, transfers };

@@ -13,14 +13,14 @@ pub trait ChunkReceiver {
     /// How a chunk fits the parcel that is being received, and the bytes of the whole parcel.
     fn place(&mut self, now: Time, chunk: &ChunkHeader) -> (Fit, u64) {
         let Some(incoming) = self.receiving(chunk) else { return (Fit::Nothing, 0) };
-        (incoming.fit(now, chunk.range()), incoming.came().total())
+        (incoming.fit(now, chunk.range()), incoming.reassembly().total())
     }
 
     /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
     /// knows the chunk's length.
     fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
         if let Some(incoming) = self.receiving(chunk) {
-            incoming.came_mut().touch(now);
+            incoming.reassembly_mut().touch(now);
         }
     }
 
@@ -28,7 +28,7 @@ pub trait ChunkReceiver {
     fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
         let Some(incoming) = self.receiving(chunk) else { return Vec::new() };
         if !ok {
-            incoming.came_mut().corrupt();
+            incoming.reassembly_mut().corrupt();
             return Vec::new();
         }
         incoming.store(now, chunk.range())

@@ -67,7 +67,7 @@ pub(crate) enum Step {
 /// A parcel that is received. It outlives its link: bytes that have arrived are kept.
 #[derive(Debug, Clone)]
 pub struct Incoming {
-    came: Reassembly,
+    reassembly: Reassembly,
     /// Whether the link keeps the order of messages and chunks.
     ordered: bool,
     /// Whether the End of the first grant on this link is still to come. That grant asks for the parcel, or
@@ -85,7 +85,7 @@ impl Incoming {
     /// A parcel of `total` bytes, of which nothing has arrived.
     pub(crate) fn new(total: u64) -> Self {
         Self {
-            came: Reassembly::new(total),
+            reassembly: Reassembly::new(total),
             ordered: false,
             first: false,
             again: VecDeque::new(),
@@ -96,34 +96,34 @@ impl Incoming {
 
     /// Notes that a link begins to carry the parcel, or its missing ranges.
     pub(crate) fn begin(&mut self, ordered: bool) {
-        let look = self.came.total() / 2;
+        let look = self.reassembly.total() / 2;
         (self.ordered, self.first, self.look, self.settle) = (ordered, true, look, None);
         self.again.clear();
     }
 
     /// The ranges that have arrived.
-    pub(crate) fn came(&self) -> &Reassembly {
-        &self.came
+    pub(crate) fn reassembly(&self) -> &Reassembly {
+        &self.reassembly
     }
 
     /// The ranges that have arrived, for changes.
-    pub(crate) fn came_mut(&mut self) -> &mut Reassembly {
-        &mut self.came
+    pub(crate) fn reassembly_mut(&mut self) -> &mut Reassembly {
+        &mut self.reassembly
     }
 
     /// How a chunk fits what has arrived. Called when the chunk's first bytes arrive.
     pub(crate) fn fit(&mut self, now: Time, range: Range) -> Fit {
-        self.came.touch(now);
-        let fit = self.came.fit(range);
+        self.reassembly.touch(now);
+        let fit = self.reassembly.fit(range);
         if fit == Fit::Nothing {
-            self.came.duplicate();
+            self.reassembly.duplicate();
         }
         fit
     }
 
     /// Notes that a chunk was stored. Returns its new ranges.
     pub(crate) fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
-        let fresh = self.came.store(now, range);
+        let fresh = self.reassembly.store(now, range);
         self.trails(now);
         fresh
     }
@@ -132,7 +132,7 @@ impl Incoming {
     /// whole.
     pub(crate) fn trails(&mut self, now: Time) {
         if self.settle.is_some() {
-            self.settle = Some(now + if self.came.is_whole() { Time::ZERO } else { SETTLE });
+            self.settle = Some(now + if self.reassembly.is_whole() { Time::ZERO } else { SETTLE });
         }
     }
 
@@ -152,7 +152,7 @@ impl Incoming {
         if !std::mem::take(&mut self.first) {
             self.again.pop_front();
         }
-        let over = self.ordered || self.came.is_whole();
+        let over = self.ordered || self.reassembly.is_whole();
         self.settle = (!over).then_some(now + SETTLE);
         over
     }
@@ -161,12 +161,12 @@ impl Incoming {
     /// ranges.
     pub(crate) fn conclude(&mut self, now: Time, rule: &Rule) -> Step {
         self.settle = None;
-        if self.came.is_folding() {
+        if self.reassembly.is_folding() {
             // Whether the parcel is whole is unknown until the folds are done.
             self.settle = Some(now + SETTLE);
             return Step::Wait;
         }
-        let holes = self.came.holes();
+        let holes = self.reassembly.holes();
         let owed = rule.owed(&holes);
         if owed.is_empty() {
             return Step::Here(holes);
@@ -176,9 +176,9 @@ impl Incoming {
 
     /// Records a request for those of the `owed` ranges that were not asked for yet, and returns them.
     fn ask(&mut self, owed: &Ranges) -> Option<Ranges> {
-        let mut asked = Ranges::new();
-        self.again.iter().flat_map(Ranges::iter).for_each(|range| _ = asked.insert(range));
-        let fresh: Ranges = owed.iter().flat_map(|hole| asked.missing_in(hole)).collect();
+        let mut requested = Ranges::new();
+        self.again.iter().flat_map(Ranges::iter).for_each(|range| _ = requested.insert(range));
+        let fresh: Ranges = owed.iter().flat_map(|hole| requested.missing_in(hole)).collect();
         let wanted = fresh.first(MAX_HOLES);
         if wanted.is_empty() {
             return None;
@@ -194,12 +194,12 @@ impl Incoming {
     /// On an ordered link, a range is lost if other bytes of its chunk have arrived. A chunk that is missing
     /// altogether may be on its way over another connection of the link. `grid`: bytes of a chunk.
     pub(crate) fn lost(&mut self, chunk: &ChunkHeader, grid: u32, rule: &Rule) -> Option<Ranges> {
-        let left = self.came.total().saturating_sub(chunk.offset);
+        let left = self.reassembly.total().saturating_sub(chunk.offset);
         if !self.ordered || !self.first || left > self.look {
             return None;
         }
         self.look = left / 2;
-        let owed = rule.owed(&self.came.holes());
+        let owed = rule.owed(&self.reassembly.holes());
         let before = owed.within(Range::new(0, chunk.offset));
         let lost = before.flat_map(|hole| begun(hole, u64::from(grid).max(1))).collect();
         self.ask(&lost)
@@ -207,7 +207,7 @@ impl Incoming {
 
     /// When the first and the last byte arrived.
     pub(crate) fn span(&self) -> Option<Span> {
-        self.came.span()
+        self.reassembly.span()
     }
 }
 

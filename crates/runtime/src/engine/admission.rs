@@ -258,14 +258,18 @@ mod tests {
 
     #[test]
     fn a_token_lets_in_where_its_role_belongs() {
-        for asked in pki::Role::ALL {
-            let (gate, ..) = gate(asked, 3);
+        for required in pki::Role::ALL {
+            let (gate, ..) = gate(required, 3);
             for role in pki::Role::ALL {
-                let shown = hello("a", &token(role, "a"), asked, 3);
+                let shown = hello("a", &token(role, "a"), required, 3);
                 let found = gate.admit(1, &CHALLENGE, &shown);
-                assert_eq!(found.is_ok(), asked == role, "{role} where {asked} is asked for: {found:?}");
+                assert_eq!(
+                    found.is_ok(),
+                    required == role,
+                    "{role} where {required} is asked for: {found:?}"
+                );
                 if let Err(why) = found {
-                    let hint = format!("thalweg pki issue a --role {asked}");
+                    let hint = format!("thalweg pki issue a --role {required}");
                     assert!(why.contains(&format!("for the role {role}")) && why.contains(&hint), "{why}");
                 }
             }

@@ -111,17 +111,17 @@ impl DialOptions {
     fn impostor(&self, link: &dyn Link) -> Option<Failure> {
         let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
         let certified = link.peer().certified.as_ref()?;
-        let (found, asked) = (link.peer().role.as_deref().unwrap_or("none"), self.role.name());
-        if certified == expected && found == asked {
+        let (found, required) = (link.peer().role.as_deref().unwrap_or("none"), self.role.name());
+        if certified == expected && found == required {
             return None;
         }
         Some(Failure::hinted(
             format!(
-                "the certificate at {} is for {certified:?} in the role {found}, not for {expected:?} in the role {asked}",
+                "the certificate at {} is for {certified:?} in the role {found}, not for {expected:?} in the role {required}",
                 self.address
             ),
             format!(
-                "check the addresses, or issue one with `thalweg pki issue {expected} --role {asked} --host HOST`"
+                "check the addresses, or issue one with `thalweg pki issue {expected} --role {required} --host HOST`"
             ),
         ))
     }

@@ -23,8 +23,8 @@ use super::admission::{ForwardedProofs, Gate, Keys, Peers};
 use super::machine_lock::ServerLock;
 use super::notes::Notes;
 use super::outbox::Outbox;
+use super::rejected_peers::RejectedPeers;
 use super::task_set::TaskSet;
-use super::turned_away::TurnedAway;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
 
@@ -108,7 +108,7 @@ pub(crate) struct Hub<P: HubPolicy> {
     links: Mutex<HashMap<LinkId, Outbox>>,
     next_link: AtomicU64,
     peers: Peers,
-    turned_away: Mutex<TurnedAway<ErrorKind>>,
+    rejected_peers: Mutex<RejectedPeers<ErrorKind>>,
     sendings: Mutex<Vec<Sending>>,
     wake: Notify,
     notes: Mutex<Notes>,
@@ -158,7 +158,7 @@ impl<P: HubPolicy> Hub<P> {
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             peers,
-            turned_away: Mutex::default(),
+            rejected_peers: Mutex::default(),
             sendings: Mutex::default(),
             wake: Notify::new(),
             notes: Mutex::default(),
@@ -232,7 +232,7 @@ impl<P: HubPolicy> Hub<P> {
     /// Members that are not connected any more: name, why the link ended, and whether the member left for
     /// good.
     pub fn away(&self) -> Vec<(String, String, bool)> {
-        let owned = |(name, reason, gone): (&str, &str, bool)| (name.into(), reason.into(), gone);
+        let owned = |(name, reason, departed): (&str, &str, bool)| (name.into(), reason.into(), departed);
         self.machine.with(|machine| machine.departed().map(owned).collect())
     }
 
@@ -285,7 +285,7 @@ impl<P: HubPolicy> Hub<P> {
 
     /// Records a peer that was rejected before it became a client.
     fn turn_away(&self, error: &thalweg_transport::Error) {
-        let note = lock(&self.turned_away).note(error.kind(), &error.to_string());
+        let note = lock(&self.rejected_peers).count(error.kind(), &error.to_string());
         if let Some(note) = note {
             self.note(&note);
         }
@@ -382,11 +382,11 @@ impl<P: HubPolicy> Hub<P> {
     pub fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         // Hold the lock until all links have the rule. Otherwise a new link could get an older rule after
         // this one.
-        let mut told = lock(&self.tolerance);
-        if *told == *tolerance {
+        let mut current = lock(&self.tolerance);
+        if *current == *tolerance {
             return;
         }
-        *told = tolerance.clone();
+        *current = tolerance.clone();
         lock(&self.links).values().for_each(|outbox| outbox.link().tolerate(tolerance));
     }
 

@@ -20,8 +20,8 @@ mod landing;
 mod machine_lock;
 mod notes;
 mod outbox;
+mod rejected_peers;
 mod task_set;
-mod turned_away;
 
 pub use self::admission::check_forwarded_proof;
 pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
@@ -30,8 +30,8 @@ pub(crate) use self::dialer::{DialOptions, Dialer, DialerPolicy, FAREWELL_TIMEOU
 pub(crate) use self::hub::{Hub, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
 pub(crate) use self::machine_lock::{ClientLock, ServerLock};
+pub(crate) use self::rejected_peers::RejectedPeers;
 pub(crate) use self::task_set::TaskSet;
-pub(crate) use self::turned_away::TurnedAway;
 
 use std::time::Duration;
 

@@ -17,13 +17,13 @@ pub(crate) struct Notes {
     lines: Vec<String>,
     left_out: usize,
     /// Number of lines in this round, by client.
-    said: HashMap<String, usize>,
+    counts: HashMap<String, usize>,
 }
 
 impl Notes {
     /// Begins a round: every client's limit starts again.
     pub fn begin_round(&mut self) {
-        self.said.clear();
+        self.counts.clear();
     }
 
     /// Adds a line about the server itself.
@@ -44,9 +44,9 @@ impl Notes {
 
     /// Adds a line about `client`, or about a peer that is not yet a client if the name is empty.
     pub fn add_of(&mut self, client: &str, text: &str) {
-        let said = self.said.entry(client.to_owned()).or_default();
-        *said += 1;
-        match *said {
+        let counts = self.counts.entry(client.to_owned()).or_default();
+        *counts += 1;
+        match *counts {
             ..EACH => self.add(text),
             EACH => {
                 self.add(text);

@@ -78,8 +78,8 @@ impl TaskSet {
     /// Ends all tasks, and waits at most `timeout` until they have ended.
     pub fn dismiss(&self, timeout: Duration) {
         self.stop.send_replace(true);
-        let gone = async { _ = tokio::time::timeout(timeout, self.stop.closed()).await };
-        self.handle.block_on(gone);
+        let all_closed = async { _ = tokio::time::timeout(timeout, self.stop.closed()).await };
+        self.handle.block_on(all_closed);
     }
 }
 

@@ -16,7 +16,7 @@ use super::handshake::{self, Ready};
 use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
-use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
+use crate::engine::{descriptor_limit, Gate, Keys, Peers, RejectedPeers};
 use crate::{lock, registry, Error, Kind};
 
 /// Maximum number of handshakes with near ends at a time. Beyond that the next one waits.
@@ -36,7 +36,7 @@ struct Shared {
     gate: Gate,
     peers: Peers,
     events: Events,
-    turned_away: Mutex<TurnedAway<Kind>>,
+    rejected_peers: Mutex<RejectedPeers<Kind>>,
     links: AtomicU64,
     connections: AtomicU64,
 }
@@ -63,9 +63,9 @@ impl Far {
         let admission_queue = Some(AdmissionQueue::new(Bounds::of_process(descriptor_limit())));
         let listening = Options { admission_queue, ..options.transport.clone() };
         let listener = transport.listen(&address, &listening).await?;
-        let (turned_away, links, connections) = Default::default();
+        let (rejected_peers, links, connections) = Default::default();
         let options = options.clone();
-        let shared = Shared { to, options, gate, peers, events, turned_away, links, connections };
+        let shared = Shared { to, options, gate, peers, events, rejected_peers, links, connections };
         Ok(Self { listener, shared: Arc::new(shared) })
     }
 
@@ -116,7 +116,7 @@ impl Far {
                     Err(error) => {
                         // Reduce the text to plain characters, since it may come from the peer.
                         let why = plain(&error.to_string(), MAX_REASON);
-                        let note = lock(&shared.turned_away).note(error.kind(), &why);
+                        let note = lock(&shared.rejected_peers).count(error.kind(), &why);
                         if let Some(what) = note {
                             shared.events.tell(Event::Note { what }).await;
                         }

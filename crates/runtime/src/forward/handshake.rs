@@ -197,8 +197,8 @@ mod tests {
             say(&near_link, &Control::Hello(hello)).await.unwrap();
             hear(&near_link).await.unwrap()
         };
-        let (told, name) = tokio::join!(client, far(&far_link, 1, &gate, READY));
-        let Control::Refused { code: Refusal::Job, reason } = told else { panic!("{told:?}") };
+        let (answer, name) = tokio::join!(client, far(&far_link, 1, &gate, READY));
+        let Control::Refused { code: Refusal::Job, reason } = answer else { panic!("{answer:?}") };
         assert!(reason.contains("thalweg forward --via") && name.is_err(), "{reason}");
     }
 }

@@ -29,7 +29,7 @@ use self::far::Far;
 use self::near::Near;
 pub use self::options::ForwardOptions;
 use crate::engine::TaskSet;
-use crate::told::{self, UNHEARD};
+use crate::relay::{self, MAX_EVENTS};
 use crate::{Error, Kind};
 
 /// How long a forwarder's tasks may take to end when it is dropped.
@@ -44,7 +44,7 @@ enum End {
 pub struct Forwarder {
     end: Option<End>,
     task_set: TaskSet,
-    told: mpsc::Receiver<String>,
+    events: mpsc::Receiver<String>,
     listening: String,
 }
 
@@ -60,7 +60,7 @@ impl Forwarder {
         let options: ForwardOptions = serde_json::from_str(config)?;
         options.check()?;
         let task_set = TaskSet::new()?;
-        let (sender, told) = mpsc::channel(UNHEARD);
+        let (sender, receiver) = mpsc::channel(MAX_EVENTS);
         let events = Events::new(sender);
         let end = task_set.handle().block_on(async {
             Ok::<_, Error>(match options.via.is_some() {
@@ -72,7 +72,7 @@ impl Forwarder {
             End::Near(near) => near.listening(),
             End::Far(far) => far.listening(),
         };
-        Ok(Self { end: Some(end), task_set, told, listening: Event::text(&listening) })
+        Ok(Self { end: Some(end), task_set, events: receiver, listening: Event::text(&listening) })
     }
 
     /// The address at which this end listens, as JSON.
@@ -99,7 +99,7 @@ impl Forwarder {
             let _ = done.send(ended);
         });
         let handle = self.task_set.handle().clone();
-        told::relay(&handle, &mut self.told, go_on, &stop);
+        relay::relay(&handle, &mut self.events, go_on, &stop);
         // No more events can arrive. Either the end has stopped, or it took too long and is aborted with its
         // tasks.
         outcome.try_recv().unwrap_or(Ok(()))

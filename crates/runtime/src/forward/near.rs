@@ -221,7 +221,7 @@ async fn welcome(
     events.tell(Event::Connection { connection, from: from.clone() }).await;
     let ended = match accepted.wait_for_permit().await {
         Ok(()) => carry(&carrier, program, &serving, &accepted).await,
-        Err(error) => turned_away(&program, error.to_string()),
+        Err(error) => reject_connection(&program, error.to_string()),
     };
     drop(accepted);
     let program::Ended { sent, received, error, calls } = ended;
@@ -235,7 +235,7 @@ async fn carry(
     accepted: &Accepted,
 ) -> program::Ended {
     let Some((stream, signals)) = carrier.open() else {
-        return turned_away(&program, "too many connections are just ending".into());
+        return reject_connection(&program, "too many connections are just ending".into());
     };
     let admit = || accepted.admit();
     let carried = async {
@@ -259,7 +259,7 @@ async fn carry(
     ended
 }
 
-fn turned_away(program: &TcpStream, why: String) -> program::Ended {
+fn reject_connection(program: &TcpStream, why: String) -> program::Ended {
     program::reset(program);
     program::Ended { error: Some(why), ..Default::default() }
 }

@@ -148,7 +148,7 @@ impl Node {
             self.shared.free(&begun.map_err(out_of_order)?);
         }
         let mut under = lock(&self.under);
-        *under = Under { asked: round, begun: now, ready: now, own, traffic: under.traffic };
+        *under = Under { requested: round, begun: now, ready: now, own, traffic: under.traffic };
         Ok(())
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn mix(
     let words = |error: thalweg_fold::FoldError| error.to_string();
     let total = model.len().max(1) as f64;
     let mut given = 0.0;
-    let mut came = Ranges::new();
+    let mut present = Ranges::new();
     for (bytes, weight) in sums.weights().map_err(words)? {
         let share = match rule {
             _ if fresh => 1.0,
@@ -97,17 +97,17 @@ pub(crate) fn mix(
             MixingRule::Renormalise => weight / (weight + own),
         };
         given += bytes.len() as f64 * share;
-        came.insert(bytes);
+        present.insert(bytes);
     }
     let repair = match rule {
         _ if fresh => Repair::KeepLocal,
         MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => Repair::Complement,
         MixingRule::Renormalise => {
-            for range in came.iter() {
+            for range in present.iter() {
                 let bytes = &model[range.start as usize..range.end as usize];
                 sums.check(range.start, bytes, own).map_err(words)?;
             }
-            sums.fold_ranges(model, &came, own).map_err(words)?;
+            sums.fold_ranges(model, &present, own).map_err(words)?;
             Repair::KeepLocal
         }
     };

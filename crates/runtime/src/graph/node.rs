@@ -34,7 +34,7 @@ pub type Weights = BTreeMap<String, f64>;
 /// Record of the running iteration, for mixing and for its report.
 #[derive(Default)]
 pub(super) struct Under {
-    pub asked: u32,
+    pub requested: u32,
     pub begun: Time,
     pub ready: Time,
     pub own: f64,

@@ -54,7 +54,7 @@ impl MixingRule {
     pub fn weighing(self) -> Weighing {
         match self {
             MixingRule::Complement | MixingRule::Renormalise => Weighing::Arrival,
-            MixingRule::Paper => Weighing::Heard,
+            MixingRule::Paper => Weighing::Senders,
             MixingRule::Symmetric => Weighing::Mutual,
         }
     }

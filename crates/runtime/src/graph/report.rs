@@ -43,7 +43,7 @@ impl Node {
         json!({
             "round": mixing.round,
             "next": mixing.round.saturating_add(1),
-            "skipped": mixing.round - under.asked.min(mixing.round),
+            "skipped": mixing.round - under.requested.min(mixing.round),
             "wait": match self.options.wait {
                 WaitRule::All => "all",
                 WaitRule::None => "none",

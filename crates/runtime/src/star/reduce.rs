@@ -141,10 +141,10 @@ impl Inline {
     }
 
     fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
-        let came = self.mending.mend(sender, update, holes)?;
+        let present = self.mending.mend(sender, update, holes)?;
         // The stand-in values were not checked on arrival, unlike the rest.
-        let folded = judge_ranges(&self.accumulator, update, &came, weight);
-        let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &came, weight));
+        let folded = judge_ranges(&self.accumulator, update, &present, weight);
+        let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &present, weight));
         folded.map_err(|error| {
             self.mending.forget(sender);
             error.to_string()

@@ -97,19 +97,19 @@ impl Mender {
     ) -> Result<Ranges, String> {
         let words = |error: FoldError| error.to_string();
         let Some(last) = &self.last else {
-            let came = self.policy.mend(layout, update, holes, global, None).map_err(words)?;
+            let present = self.policy.mend(layout, update, holes, global, None).map_err(words)?;
             if self.policy == Policy::Rescale {
                 check_finite(layout, 0, update).map_err(|defect| format!("rescaled, it holds {defect}"))?;
             }
-            return Ok(came);
+            return Ok(present);
         };
         let earlier = lock(last).remove(&sender);
-        let came = self.policy.mend(layout, update, holes, global, earlier.as_deref()).map_err(words)?;
+        let present = self.policy.mend(layout, update, holes, global, earlier.as_deref()).map_err(words)?;
         let mut copy = earlier.unwrap_or_default();
         copy.clear();
         copy.extend_from_slice(update);
         lock(last).insert(sender, copy);
-        Ok(came)
+        Ok(present)
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
         let global = bytes(&[9.0; 4]);
         let mend = |sender, value, holes: &Ranges| {
             let mut update = bytes(&[value; 4]);
-            let came = mender.mend(&layout, sender, &mut update, holes, &global).unwrap();
-            assert_eq!(came.bytes(), 16);
+            let present = mender.mend(&layout, sender, &mut update, holes, &global).unwrap();
+            assert_eq!(present.bytes(), 16);
             values(&update)
         };
         assert_eq!(mend(1, 1.0, &Ranges::new()), [1.0; 4]);

@@ -338,11 +338,11 @@ pub(super) fn no_workers() -> Error {
 
 /// Folds a staged update and reports the outcome to the machine.
 fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
-    let told = hub.clone();
+    let work = hub.clone();
     let done = move |outcome: Result<(), String>| {
         let outcome = outcome.map_err(|reason| format!("sent an update that cannot be added up: {reason}"));
-        lock(&told.machine).folded(told.now(), sender, outcome);
-        told.wake();
+        lock(&work.machine).folded(work.now(), sender, outcome);
+        work.wake();
     };
     hub.policy.reducer.clone().fold(Fold { sender, weight, holes }, Box::new(done));
 }
@@ -361,7 +361,7 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let star = &hub.policy;
     let first = lock(&star.first).take();
     let completion = || first.map(|first| hub.now().saturating_sub(first).as_secs_f64());
-    let told = |fold: Value| {
+    let report = |fold: Value| {
         let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
         outcome_json(outcome, seconds, fold, hub.congestion(), star.options.repair.policy, &star.layout)
     };
@@ -370,9 +370,9 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     if star.options.sums {
         let failure = export(hub, outcome)?;
         let fold = json!({ "uncovered_bytes": null, "completion_seconds": completion(), "finish_seconds": finishing() });
-        let mut said = told(with_timeline(fold, hub, closing, "sums"));
-        said["failure"] = failure.into();
-        return Ok(said.to_string());
+        let mut sums = report(with_timeline(fold, hub, closing, "sums"));
+        sums["failure"] = failure.into();
+        return Ok(sums.to_string());
     }
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
@@ -381,8 +381,8 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let summary = star.reducer.close(Some(&mut || claim_model(hub))).map_err(|error| match error {
         NoMean::Model(error) => error,
         NoMean::Sums(reason) => {
-            let said = format!("round {} gives no model: {reason}", outcome.round);
-            Error::new(Kind::Round, "take the mean", said)
+            let cause = format!("round {} gives no model: {reason}", outcome.round);
+            Error::new(Kind::Round, "take the mean", cause)
         }
     })?;
     let fold = json!({
@@ -390,7 +390,7 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
         "completion_seconds": completion(),
         "finish_seconds": finishing(),
     });
-    Ok(told(with_timeline(fold, hub, closing, "mean")).to_string())
+    Ok(report(with_timeline(fold, hub, closing, "mean")).to_string())
 }
 
 /// Adds a timeline to the fold's report: the work of the workers, and the node's own work since `closing`,

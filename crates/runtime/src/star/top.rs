@@ -65,9 +65,10 @@ pub(super) fn room_for(
 
 /// Memory of `bytes` bytes, with the layout of one tensor.
 fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
-    let told = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
-    let told = told.map_err(|error| Error::new(Kind::Layout, "export sums", error.to_string()))?;
-    Ok((Arc::new(told), Arena::new(bytes)?))
+    let layout_of_sums = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
+    let layout_of_sums =
+        layout_of_sums.map_err(|error| Error::new(Kind::Layout, "export sums", error.to_string()))?;
+    Ok((Arc::new(layout_of_sums), Arena::new(bytes)?))
 }
 
 /// A node's statement about its sums. The top refuses sums that exceed it.
@@ -208,11 +209,11 @@ mod tests {
             }
             all.push(sums);
         }
-        let (told, cells) = room_for(&layout, PrecisionRule::Exact, None).unwrap();
+        let (layout_of_sums, cells) = room_for(&layout, PrecisionRule::Exact, None).unwrap();
         let mut claim = cells.claim(cells.range()).unwrap();
         let head = Accumulator::export_together(&all, &mut claim).unwrap();
         drop(claim);
-        SumsOfRound { head: head.encode(), layout: told, cells }
+        SumsOfRound { head: head.encode(), layout: layout_of_sums, cells }
     }
 
     fn statement(updates: &[(u32, f64)]) -> Statement {

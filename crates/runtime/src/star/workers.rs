@@ -92,14 +92,14 @@ impl Workers {
         let Fold { sender, weight, holes } = update;
         let slot = lock(&self.places).remove(sender).ok_or("the pool has no place for it")?;
         let whole = Range::new(0, self.judge.layout().bytes());
-        let mut came = Ranges::full(whole.end);
+        let mut present = Ranges::full(whole.end);
         if self.mending.is_due(holes) {
             let mut bytes = slot.claim_within(whole, CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
-            came = self.mending.mend(*sender, &mut bytes, holes)?;
-            judge_ranges(&self.judge, &bytes, &came, *weight).map_err(|e| e.to_string())?;
+            present = self.mending.mend(*sender, &mut bytes, holes)?;
+            judge_ranges(&self.judge, &bytes, &present, *weight).map_err(|e| e.to_string())?;
         }
         let key = random().map_err(|e| e.to_string())?;
-        slot.seal(key, &came, CHUNK_TIMEOUT).map_err(|e| e.to_string())
+        slot.seal(key, &present, CHUNK_TIMEOUT).map_err(|e| e.to_string())
     }
 }
 
@@ -131,10 +131,10 @@ impl Reducer for Workers {
             // Call `done` even if sealing panics.
             let sealed = catch_unwind(AssertUnwindSafe(|| self.seal(&update)));
             let sealed = sealed.unwrap_or_else(|_| Err("the thread that sealed it panicked".into()));
-            let told = self.clone();
+            let hub = self.clone();
             let done = move |outcome: Result<(), String>| {
                 if outcome.is_err() {
-                    told.mending.forget(update.sender);
+                    hub.mending.forget(update.sender);
                 }
                 done(outcome);
             };
@@ -209,7 +209,7 @@ impl Reducer for Workers {
     fn timeline(&self) -> Option<Worked> {
         let (Timeline { stretches, left_out, .. }, now) = self.worker_pool.timeline();
         let before = |at: u64| now.saturating_sub(at) as f64 / 1e9;
-        let told = |one: Stretch| Did {
+        let did = |one: Stretch| Did {
             worker: one.worker + 1,
             what: match one.doing {
                 Doing::Start => "start",
@@ -221,7 +221,7 @@ impl Reducer for Workers {
             end: before(one.end),
             updates: one.updates,
         };
-        Some(Worked { did: stretches.into_iter().map(told).collect(), left_out })
+        Some(Worked { did: stretches.into_iter().map(did).collect(), left_out })
     }
 }
 
@@ -312,8 +312,8 @@ pub fn work() -> Result<(), Error> {
 /// # Errors
 /// `system`, with the system's error.
 pub fn asked() -> Result<Option<i32>, Error> {
-    let heard = input().and_then(|socket| thalweg_workers::asked(&socket));
-    heard
+    let request = input().and_then(|socket| thalweg_workers::asked(&socket));
+    request
         .map(|end| end.map(IntoRawFd::into_raw_fd))
         .map_err(|e| Error::new(Kind::System, "wait for a node's request", e.to_string()))
 }
@@ -324,8 +324,8 @@ pub fn asked() -> Result<Option<i32>, Error> {
 /// # Errors
 /// `system`, with the system's error.
 pub fn forked(process: u32) -> Result<(), Error> {
-    let told = input().and_then(|socket| thalweg_workers::forked(&socket, process));
-    told.map_err(|e| Error::new(Kind::System, "tell of a worker", e.to_string()))
+    let sent = input().and_then(|socket| thalweg_workers::forked(&socket, process));
+    sent.map_err(|e| Error::new(Kind::System, "tell of a worker", e.to_string()))
 }
 
 /// A duplicate of this process's standard input.

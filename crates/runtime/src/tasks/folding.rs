@@ -113,9 +113,9 @@ fn fold_result(
         return Err(reason.clone());
     }
     let bytes = sums.layout().bytes();
-    let came = holes.holes(bytes);
+    let present = holes.holes(bytes);
     let Some(kept) = kept else {
-        return match (bytes, came.is_empty()) {
+        return match (bytes, present.is_empty()) {
             (0, _) => Ok(()),
             (_, true) => Err("nothing of it came".into()),
             (_, false) => Err("there is no memory".into()),
@@ -126,9 +126,9 @@ fn fold_result(
     let part = |range: Range| &result[range.start as usize..range.end as usize];
     if kept.verdict.is_open() {
         let judge = |range: Range| sums.check(range.start, part(range), weight);
-        came.iter().try_for_each(judge).map_err(|e| e.to_string())?;
+        present.iter().try_for_each(judge).map_err(|e| e.to_string())?;
     }
-    sums.fold_ranges(&result, &came, weight).map_err(|e| e.to_string())
+    sums.fold_ranges(&result, &present, weight).map_err(|e| e.to_string())
 }
 
 /// An empty arena for tensors that have no bytes. No chunk of theirs arrives, so nothing else makes an arena.
@@ -269,8 +269,8 @@ mod tests {
                     .iter()
                     .flat_map(|h| Ranges::from_iter([whole]).missing_in(h))
                     .collect();
-                let came = holes.holes(of.bytes());
-                for range in came.iter() {
+                let present = holes.holes(of.bytes());
+                for range in present.iter() {
                     let mut place = store.claim(7, sender, Some(of.bytes()), range).unwrap();
                     place.copy_from_slice(&bytes[range.start as usize..range.end as usize]);
                     plain.fold(range.start, &bytes[range.start as usize..range.end as usize], weight);

@@ -261,7 +261,7 @@ impl TaskServer {
             let look = || match lock(&hub.policy.open).get_mut(&task) {
                 None => Some(Err(unknown(task))),
                 Some(open) => match open.replies.pop_front() {
-                    Some((reply, kept)) => Some(Ok(Some(told(reply, kept, open.fold.is_some())))),
+                    Some((reply, kept)) => Some(Ok(Some(task_reply(reply, kept, open.fold.is_some())))),
                     None => open.closed.then_some(Ok(None)),
                 },
             };
@@ -355,7 +355,7 @@ fn unknown(task: u32) -> Error {
     )
 }
 
-fn told(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
+fn task_reply(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
     let (head, weight, layout) = match reply.answer {
         Some(answer) => (answer.head, answer.weight, answer.layout),
         None => (Vec::new(), 0.0, Arc::default()),

@@ -1,6 +1,6 @@
 //! The streams of one link: which messages and chunks are sent next, and when the link is dead.
 
-mod heard;
+mod receive;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +35,7 @@ struct Stream {
     /// Bytes sent so far, if the peer must be asked which of them are missing.
     asks: Option<u64>,
     /// The program has received the end of the stream.
-    told: bool,
+    end_delivered: bool,
 }
 
 /// One end of a link that carries streams.
@@ -101,8 +101,10 @@ impl Mux {
 
     fn add(&mut self, stream: u32, granted: u64, announced: bool) {
         let (outlet, inlet) = (Outlet::new(granted, self.config.window), Inlet::new(self.config.window));
-        self.streams
-            .insert(stream, Stream { outlet, inlet, announced, queued: false, asks: None, told: false });
+        self.streams.insert(
+            stream,
+            Stream { outlet, inlet, announced, queued: false, asks: None, end_delivered: false },
+        );
     }
 
     /// How many streams are open.
@@ -147,7 +149,7 @@ impl Mux {
         if !known.inlet.is_done() {
             return Fetched::Nothing;
         }
-        known.told = true;
+        known.end_delivered = true;
         self.settle(stream);
         Fetched::End
     }
@@ -196,7 +198,7 @@ impl Mux {
 
     /// Forgets a stream of which both directions have ended.
     fn settle(&mut self, stream: u32) {
-        if self.streams.get(&stream).is_some_and(|known| known.told && known.outlet.is_done()) {
+        if self.streams.get(&stream).is_some_and(|known| known.end_delivered && known.outlet.is_done()) {
             self.streams.remove(&stream);
         }
     }

@@ -41,8 +41,8 @@ impl Server {
     ) {
         let (sender, number) = (chunk.sender, chunk.round);
         let Some(part) = self.part(sender, number) else { return };
-        part.incoming.came_mut().settle(fresh, outcome.is_ok());
-        let idle = !part.incoming.came().is_folding();
+        part.incoming.reassembly_mut().settle(fresh, outcome.is_ok());
+        let idle = !part.incoming.reassembly().is_folding();
         match outcome {
             Ok(()) => {
                 part.incoming.trails(now);

@@ -164,11 +164,11 @@ impl Server {
             part.down.retransmitted(again);
         }
         let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
-        let heard = self.roster.on_link(link, |served| {
+        let found = self.roster.on_link(link, |served| {
             served.download = None;
             served.offset
         });
-        let Some(offset) = heard else { return };
+        let Some(offset) = found else { return };
         let span = on_our_clock(at, offset, Span { start: current.started, end: now });
         current.received(now, sender, span, faults);
     }

@@ -77,7 +77,8 @@ impl Server {
     /// its client was folded.
     fn say_closed(&mut self, sender: u32) {
         let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
-        let forsaken = self.part(sender, round).is_some_and(|part| part.state == State::Lost && part.gone);
+        let forsaken =
+            self.part(sender, round).is_some_and(|part| part.state == State::Lost && part.departed);
         let link = self.roster.link_of(sender);
         if let Some(link) = link.filter(|_| forsaken) {
             self.roster.send(link, Control::Closed { parcel: round });

@@ -17,8 +17,8 @@ impl Server {
         };
         let (parts, expected) = (round.parts().len(), round.plan.expected as usize);
         let members = self.roster.members();
-        let gone = members.iter().filter(|(&sender, m)| m.gone && round.part(sender).is_none());
-        parts >= expected || (members.len() > parts && parts + gone.count() >= expected)
+        let departed = members.iter().filter(|(&sender, m)| m.departed && round.part(sender).is_none());
+        parts >= expected || (members.len() > parts && parts + departed.count() >= expected)
     }
 
     /// Adds to a round's failure why clients are missing that had left before the round or were not let in.
@@ -45,8 +45,10 @@ impl Server {
                 return metrics;
             }
         }
-        let Some(member) = self.roster.member_mut(sender).filter(|m| !m.own.told) else { return "{}".into() };
-        member.own.told = true;
+        let Some(member) = self.roster.member_mut(sender).filter(|m| !m.own.metrics_reported) else {
+            return "{}".into();
+        };
+        member.own.metrics_reported = true;
         let what =
             format!("its metrics of {bytes} bytes are dropped: at most {MAX_METRICS} of JSON are kept");
         let client = member.name.clone();

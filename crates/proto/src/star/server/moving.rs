@@ -39,7 +39,7 @@ impl Server {
             members.filter_map(|m| Some((m.link?, m.name.clone()))).collect();
         for (link, name) in connected {
             if let Some(sender) = self.roster.named(&name).filter(|_| self.is_elsewhere(&name)) {
-                self.gone(sender);
+                self.mark_departed(sender);
                 self.send_elsewhere(now, link, &name);
             } else if is_news {
                 self.tell_others(link);

@@ -24,7 +24,7 @@ impl Server {
     /// knows the chunk's length.
     pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
         if let Some((_, part)) = self.uploading(link, chunk) {
-            part.incoming.came_mut().touch(now);
+            part.incoming.reassembly_mut().touch(now);
         }
     }
 
@@ -56,7 +56,7 @@ impl Server {
             // The round's end waits for running folds. If new ones began, it would wait for ever.
             Ok(()) if keep && waits => None,
             Ok(()) if keep => {
-                let fresh = part.incoming.came_mut().fold(now, chunk.range());
+                let fresh = part.incoming.reassembly_mut().fold(now, chunk.range());
                 Some(Stored { sender, weight, fresh })
             }
             Ok(()) => {
@@ -65,7 +65,7 @@ impl Server {
                 Some(Stored { sender, weight, fresh })
             }
             Err(None) => {
-                part.incoming.came_mut().corrupt();
+                part.incoming.reassembly_mut().corrupt();
                 None
             }
             Err(Some(reason)) => {
@@ -143,9 +143,9 @@ impl Server {
     fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let (at_deadline, rule) = (self.ends_updates(now), self.rule.clone());
         let Some(part) = self.part(sender, number) else { return };
-        let came = part.incoming.came();
-        if !came.is_folding() {
-            if let Some(reason) = rule.too_lossy(&came.holes(), at_deadline) {
+        let reassembly = part.incoming.reassembly();
+        if !reassembly.is_folding() {
+            if let Some(reason) = rule.too_lossy(&reassembly.holes(), at_deadline) {
                 return self.reject(now, sender, number, &reason);
             }
         }
@@ -183,8 +183,8 @@ impl Server {
         let number = round.plan.number;
         self.waits |= round.is_folding();
         let begun = |part: &Part| {
-            let came = part.incoming.came();
-            part.state == State::Sending && came.bytes() > 0 && !came.is_folding()
+            let reassembly = part.incoming.reassembly();
+            part.state == State::Sending && reassembly.bytes() > 0 && !reassembly.is_folding()
         };
         let late: Vec<u32> = round.parts().iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
         for sender in late {

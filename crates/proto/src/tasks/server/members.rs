@@ -45,7 +45,7 @@ impl ServerMachine for TaskServer {
             Control::Bye { reason } => {
                 let reason = format!("left: {reason}");
                 self.end_link(now, link, &reason);
-                self.gone(now, sender, &reason);
+                self.mark_departed(now, sender, &reason);
             }
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
         }
@@ -70,7 +70,8 @@ impl ServerMachine for TaskServer {
             if part.stage == Stage::Staged {
                 continue;
             }
-            let began = part.known && (part.stage == Stage::Sending || part.incoming.came().bytes() > 0);
+            let began =
+                part.known && (part.stage == Stage::Sending || part.incoming.reassembly().bytes() > 0);
             let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
             way.resumed += u32::from(began);
             (part.stage, part.away) = (Stage::Queued, Some(now));
@@ -145,7 +146,7 @@ impl ServerMachine for TaskServer {
         if let Some(link) = self.roster.link_of(sender) {
             self.end_link(now, link, why);
         }
-        self.gone(now, sender, why);
+        self.mark_departed(now, sender, why);
     }
 
     /// Open tasks are cancelled.
@@ -308,9 +309,9 @@ impl TaskServer {
     }
 
     /// Ends all parts of a member that does not come back.
-    fn gone(&mut self, now: Time, sender: u32, why: &str) {
+    fn mark_departed(&mut self, now: Time, sender: u32, why: &str) {
         let Some(member) = self.roster.member_mut(sender) else { return };
-        member.gone = true;
+        member.departed = true;
         let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
         for number in tasks {
             if self.part(number, sender).is_some_and(|part| part.stage != Stage::Staged) {

@@ -133,7 +133,7 @@ impl TaskServer {
             let Some(task) = tasks.get_mut(&number) else { return false };
             let folds = task.plan.fold.is_some();
             let Some(part) = task.parts.get_mut(&sender) else { return false };
-            let bytes = part.incoming.came().total();
+            let bytes = part.incoming.reassembly().total();
             if folds && part.room == 0 {
                 full |= *staged > 0 && staged.saturating_add(bytes) > staging;
                 if full {
@@ -162,7 +162,7 @@ impl TaskServer {
         let Some(part) = self.part(number, sender) else { return };
         part.stage = Stage::Returning;
         part.incoming.begin(ordered);
-        let holes = part.incoming.came().holes();
+        let holes = part.incoming.reassembly().holes();
         if holes.is_empty() {
             return self.here(now, link, number, sender, holes);
         }
@@ -191,7 +191,7 @@ impl TaskServer {
     pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> TaskPlace {
         let task = chunk.round;
         let Some((sender, part)) = self.returning(link, chunk) else { return TaskPlace::Nothing };
-        let total = part.incoming.came().total();
+        let total = part.incoming.reassembly().total();
         match part.incoming.fit(now, chunk.range()) {
             Fit::New => TaskPlace::New { task, sender, total },
             Fit::Part => TaskPlace::Part { task, sender, total },
@@ -202,7 +202,7 @@ impl TaskServer {
     /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later.
     pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
         if let Some((_, part)) = self.returning(link, chunk) {
-            part.incoming.came_mut().touch(now);
+            part.incoming.reassembly_mut().touch(now);
         }
     }
 
@@ -211,7 +211,7 @@ impl TaskServer {
         let (grid, rule) = (self.config.chunk, self.rule(chunk.round));
         let Some((sender, part)) = self.returning(link, chunk) else { return Vec::new() };
         if !ok {
-            part.incoming.came_mut().corrupt();
+            part.incoming.reassembly_mut().corrupt();
             return Vec::new();
         }
         let fresh = part.incoming.store(now, chunk.range());

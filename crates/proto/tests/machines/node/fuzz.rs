@@ -84,7 +84,7 @@ fn chunk(rng: &mut Rng) -> ChunkHeader {
 /// Plays this many steps. Returns how many iterations the node has done.
 fn play(seed: u64, waiting: Waiting) -> u32 {
     let mut rng = Rng::new(seed);
-    let weighing = [Weighing::Arrival, Weighing::Heard, Weighing::Mutual][rng.below(3) as usize];
+    let weighing = [Weighing::Arrival, Weighing::Senders, Weighing::Mutual][rng.below(3) as usize];
     let config = NodeConfig {
         name: "me".into(),
         instance: 1,

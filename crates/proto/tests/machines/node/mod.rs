@@ -70,7 +70,7 @@ fn parts_of_models_are_averaged_in_turn() {
 
 #[test]
 fn parts_of_models_go_with_each_wait_and_weight() {
-    for weighing in [Weighing::Arrival, Weighing::Heard, Weighing::Mutual] {
+    for weighing in [Weighing::Arrival, Weighing::Senders, Weighing::Mutual] {
         for waiting in WAITS {
             let mut world = World::sharing(5, 6, &ring(6), waiting, 0.3, weighing);
             world.path = lossy();
@@ -103,7 +103,7 @@ fn what_came_before_a_node_had_begun_is_asked_for() {
 /// has begun.
 #[test]
 fn what_came_before_a_node_had_begun_is_kept() {
-    for weighing in [Weighing::Arrival, Weighing::Heard, Weighing::Mutual] {
+    for weighing in [Weighing::Arrival, Weighing::Senders, Weighing::Mutual] {
         for rest in [1, 50, 60, 200, 3000] {
             let mut world = World::weighed(11, 4, &ring(4), Waiting::Deadline(Some(10 * SECOND)), weighing);
             kept(world.resting(rest), 8, &format!("{weighing:?} {rest}"));
@@ -267,13 +267,13 @@ fn neighbours_use_the_same_bytes_of_each_other() {
 #[test]
 fn the_papers_weights_follow_from_how_many_were_heard() {
     let star: Vec<_> = (1..6).map(|leaf| (0, leaf)).collect();
-    let mut world = World::weighed(4, 6, &star, Waiting::All, Weighing::Heard);
+    let mut world = World::weighed(4, 6, &star, Waiting::All, Weighing::Senders);
     world.run_until("10 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 10));
     for (party, expected) in world.parties.iter().zip(world.reference(10)) {
         let off = party.after[&10].iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(off < 1e-12, "{off}: without loss they are Metropolis-Hastings");
     }
-    let mut world = World::weighed(5, 6, &star, Waiting::FirstChunk(60 * MS), Weighing::Heard);
+    let mut world = World::weighed(5, 6, &star, Waiting::FirstChunk(60 * MS), Weighing::Senders);
     world.path = lossy();
     world.hiccup = 200 * MS;
     world.run_until("30 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 30));
@@ -293,7 +293,7 @@ fn the_papers_weights_follow_from_how_many_were_heard() {
 
 #[test]
 fn what_all_have_alike_stays_whenever_weights_are_known() {
-    for weighing in [Weighing::Heard, Weighing::Mutual] {
+    for weighing in [Weighing::Senders, Weighing::Mutual] {
         for waiting in WAITS {
             let mut world = World::weighed(3, 6, &[&ring(6)[..], &[(0, 3)]].concat(), waiting, weighing);
             world.path = lossy();

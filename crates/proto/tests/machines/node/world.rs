@@ -294,7 +294,7 @@ impl World {
         let neighbours = self.neighbours(index);
         party.neighbours = neighbours.len();
         let given = |&n: &usize| match self.weighing {
-            Weighing::Heard => 1.0 / (1 + self.neighbours(n).len()) as f64,
+            Weighing::Senders => 1.0 / (1 + self.neighbours(n).len()) as f64,
             Weighing::Arrival | Weighing::Mutual => self.weight(index, n),
         };
         party.weights = neighbours.iter().map(|n| (name(*n), given(n))).collect();

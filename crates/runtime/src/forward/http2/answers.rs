@@ -112,7 +112,7 @@ impl Promises {
         // Ignore an error: the program may be gone, but the server must still get the call.
         let _ = answer(&promise, &mut to);
         drop(to);
-        let outcome = said(server).await;
+        let outcome = read_answer(server).await;
         let first = {
             let mut state = lock(&self.state);
             state.open.remove(&promise.number);
@@ -150,7 +150,7 @@ fn answer(promise: &Promise, to: &mut SendResponse<Bytes>) -> Result<(), h2::Err
 ///
 /// # Errors
 /// A text about the server's answer, if the answer is not success.
-async fn said(server: ResponseFuture) -> Result<(), String> {
+async fn read_answer(server: ResponseFuture) -> Result<(), String> {
     let broke = |error: h2::Error| format!("broke the call off: {error}");
     let response = server.await.map_err(broke)?;
     let (head, mut body) = response.into_parts();

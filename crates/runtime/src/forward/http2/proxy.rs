@@ -47,9 +47,9 @@ impl Windows {
 /// # Errors
 /// An error if the program speaks another protocol.
 pub(super) async fn greets(program: &TcpStream) -> Result<bool, String> {
-    let mut said = [0; PREFACE.len()];
-    let length = program.peek(&mut said).await.map_err(|e| format!("the connection broke: {e}"))?;
-    match &said[..length] {
+    let mut start = [0; PREFACE.len()];
+    let length = program.peek(&mut start).await.map_err(|e| format!("the connection broke: {e}"))?;
+    match &start[..length] {
         [] => Ok(false),
         [0x16, ..] => Err("it speaks TLS; --grpc reads HTTP/2 in the clear alone".into()),
         // If only a part of the preface has arrived, the rest is checked later.

@@ -14,7 +14,7 @@ impl Mux {
     /// # Errors
     /// Why the link must end.
     pub fn control(&mut self, now: Time, message: Control) -> Result<(), String> {
-        self.live.heard(now);
+        self.live.message_received(now);
         match message {
             Control::Forward(message) => self.forward(message)?,
             Control::Ping { clock, .. } => self.messages.push_back(Control::Pong { clock }),

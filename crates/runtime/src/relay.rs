@@ -8,7 +8,7 @@ use tokio::sync::{mpsc::Receiver, watch};
 use crate::engine::CALLER_TIMEOUT;
 
 /// Maximum number of events that wait to be read by the owner. Beyond that, the sender of an event waits.
-pub(crate) const UNHEARD: usize = 1024;
+pub(crate) const MAX_EVENTS: usize = 1024;
 /// Longest wait for one more event while the end shuts down. It must close connections and undo changes to
 /// the system.
 const GRACE: Duration = Duration::from_secs(10);
