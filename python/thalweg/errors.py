@@ -59,8 +59,8 @@ class CoreError(ThalwegError):
         self._own_hint = hint
 
     def __str__(self) -> str:
-        said = f"{self.operation}: {self.cause}" if self.operation else self.cause
-        return f"{said}; {self._own_hint}" if self._own_hint else said
+        text = f"{self.operation}: {self.cause}" if self.operation else self.cause
+        return f"{text}; {self._own_hint}" if self._own_hint else text
 
 
 class PlanError(ThalwegError):

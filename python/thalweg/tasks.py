@@ -77,11 +77,11 @@ class Task:
         with self._lock:
             if self._over:
                 return None
-            told = self._core.next_reply(self.number, timeout)
-            if told is None:
+            received = self._core.next_reply(self.number, timeout)
+            if received is None:
                 self._over = True
                 return None
-            reply = _reply(told)
+            reply = _reply(received)
             self._replies.append(reply)
         self._keep(self.number, reply)
         return reply
@@ -263,8 +263,8 @@ class TaskServer:
         fold = None if reduce is None else _folded(packed, returns)
         shares = _shares(fold, missing)
         arena, number = (None, 0) if packed is None else (packed.arena.core, packed.id)
-        asked = _judging(judge, fold)
-        task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares, asked)
+        core_judge = _judging(judge, fold)
+        task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares, core_judge)
         self._tell()
         torch = () if packed is None or isinstance(returns, Mapping) else packed.torch
         return Task(self._core, task, self._keep, torch)
@@ -545,14 +545,14 @@ def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> 
     return [missing.get(name, 0.0) for name in names]
 
 
-def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]) -> Reply:
-    member, state, reason, head, weight, coverage, arena, transfers = told
+def _reply(received: tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]) -> Reply:
+    member, state, reason, head, weight, coverage, arena, transfers = received
     ways: list[Transfer] = wire.plain(transfers)
     try:
-        said, tensors = _received(head, arena, shared=False)
+        content, tensors = _received(head, arena, shared=False)
     except JsonError as error:
         return Reply(member, "failed", f"{UNREADABLE}: {error}", None, NOTHING, weight, 0.0, ways)
-    return Reply(member, state, reason, said, tensors, weight, coverage, ways)  # type: ignore[arg-type]
+    return Reply(member, state, reason, content, tensors, weight, coverage, ways)  # type: ignore[arg-type]
 
 
 __all__ = ["Given", "Reply", "Task", "TaskClient", "TaskServer", "Tensors"]

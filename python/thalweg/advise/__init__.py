@@ -29,7 +29,7 @@ from thalweg.bench.axes import PlanTable
 from thalweg.plan import Plan
 from thalweg.plan.least import least, update_bytes
 from thalweg.report.numbers import spread
-from thalweg.report.senders import unasked_bbr
+from thalweg.report.senders import bbr_by_default
 from thalweg.transports import registry
 from thalweg.ui.comparing import FAR, fewest_to_prove, pairs_of
 from thalweg.ui.verdict import Verdict, verdict
@@ -122,7 +122,7 @@ def _notes(wanted: Condition) -> list[str]:
 
 
 def _hidden(group: Group) -> list[str]:
-    return unasked_bbr((name, run.unasked) for name, runs in group.runs.items() for run in runs)
+    return bbr_by_default((name, run.default_congestion) for name, runs in group.runs.items() for run in runs)
 
 
 def _apart(wanted: Condition, group: Group, question: Question) -> list[Difference]:

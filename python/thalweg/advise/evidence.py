@@ -20,7 +20,7 @@ from thalweg.plan import Plan
 from thalweg.plan.least import least
 from thalweg.record.facts import Facts
 from thalweg.report.numbers import divided, network, transport, transport_of
-from thalweg.report.senders import congestion, unasked, with_system
+from thalweg.report.senders import congestion, default_congestion, with_system
 from thalweg.report.source import Run, read_run
 
 NOT_KNOWN: Final = "not known"
@@ -43,7 +43,7 @@ class Measured:
     reason: str | None = None
     congestion: str | None = None
     # The congestion control of the run, if it is the default of the system and not the plan's choice.
-    unasked: str | None = None
+    default_congestion: str | None = None
 
 
 class Found(NamedTuple):
@@ -175,7 +175,7 @@ def _measured(run: Run, found: Found) -> Measured:
         least_seconds=least(run.plan),
         reason=None if done else found.reason or run.reason,
         congestion=congestion(run),
-        unasked=unasked(run),
+        default_congestion=default_congestion(run),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from thalweg.bench.axes import CASE, SHORT
 from thalweg.bench.values import Answer, CellNumbers
-from thalweg.report.senders import unasked_bbr
+from thalweg.report.senders import bbr_by_default
 from thalweg.ui.verdict import Verdict, verdict
 
 # An axis of this section is part of the way, so its values are compared. Any other axis belongs to the place.
@@ -71,4 +71,4 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def _notes(rows: Sequence[CellNumbers]) -> list[str]:
-    return unasked_bbr((way(row), row.unasked_congestion_control) for row in rows)
+    return bbr_by_default((way(row), row.unasked_congestion_control) for row in rows)

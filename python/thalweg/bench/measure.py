@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from thalweg.bench.values import ByKind, RoundTimes, RunNumbers
 from thalweg.record.rows import Party
 from thalweg.report.numbers import bound_of, divided, last, payload, retransmissions, rounds, total, transport
-from thalweg.report.senders import congestion, unasked
+from thalweg.report.senders import congestion, default_congestion
 from thalweg.report.source import Run, read_run
 from thalweg.report.values import RoundNumbers
 
@@ -51,7 +51,7 @@ def numbers(run: Run) -> RunNumbers:
         peak_rss_bytes=_by_kind(run, lambda row: row.peak_rss_bytes, max),
         transport=transport(run),
         congestion_control=congestion(run),
-        unasked_congestion_control=unasked(run),
+        unasked_congestion_control=default_congestion(run),
         emulation=run.emulation.partition(":")[0],
         bound_source=None if bound is None else bound.source,
     )

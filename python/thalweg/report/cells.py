@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
-from thalweg.report.senders import unasked_bbr, with_system
+from thalweg.report.senders import bbr_by_default, with_system
 from thalweg.report.series import places
 from thalweg.report.values import CellNumbers, Compared
 from thalweg.ui.verdict import Verdict, verdict
@@ -129,7 +129,7 @@ def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
 def warnings(found: Sequence[Cell]) -> list[str]:
     """Return warnings about runs whose comparison would mislead."""
     every = ((cell.transport, run.unasked_congestion_control) for cell in found for run in cell.runs)
-    return unasked_bbr(every)
+    return bbr_by_default(every)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

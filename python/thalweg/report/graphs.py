@@ -30,11 +30,11 @@ BLUE: Final = "#0a84c6"
 
 def graph(run: Run) -> GraphNumbers | None:
     """Return the numbers of a job on a graph: its nodes, edges, slow nodes and their cost. None for any other job."""
-    said = run.manifest.part("graph")
-    if "nodes" not in said:
+    facts = run.manifest.part("graph")
+    if "nodes" not in facts:
         return None
-    names = [str(name) for name in said.items("nodes")]
-    edges = [(a, b) for a, b in _pairs(said.items("edges")) if max(a, b) < len(names) and min(a, b) >= 0]
+    names = [str(name) for name in facts.items("nodes")]
+    edges = [(a, b) for a, b in _pairs(facts.items("edges")) if max(a, b) < len(names) and min(a, b) >= 0]
     around: dict[str, list[str]] = defaultdict(list)
     for a, b in edges:
         around[names[a]].append(names[b])
@@ -45,8 +45,8 @@ def graph(run: Run) -> GraphNumbers | None:
     nodes = [_node(name, len(around[name]), rows) for name, rows in by_node.items()]
     slow = _slow(nodes, by_node)
     return GraphNumbers(
-        word=said.text("word"),
-        spectral_gap=said.number("spectral_gap"),
+        word=facts.text("word"),
+        spectral_gap=facts.number("spectral_gap"),
         nodes=nodes,
         edges=edges,
         slow=slow,
@@ -96,7 +96,7 @@ def positions(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[float,
 
 
 def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], places: Sequence[tuple[float, float]]) -> Trace:
-    told = [
+    details = [
         [_time(node.train_seconds), _time(node.exchange_seconds), node.iterations, node.timed_out] for node in nodes
     ]
     return {
@@ -107,7 +107,7 @@ def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], places: Sequence
         "y": [place[1] for place in places],
         "text": [escaped(node.node) for node in nodes],
         "textposition": "top center",
-        "customdata": told,
+        "customdata": details,
         "marker": {"color": colour, "size": 13},
         "hovertemplate": "%{text}<br>training %{customdata[0]}, exchange %{customdata[1]}<br>"
         "%{customdata[2]} iterations, %{customdata[3]} of them ended by a deadline<extra></extra>",
@@ -182,11 +182,11 @@ def _sentence(nodes: Sequence[NodeNumbers], around: Mapping[str, Sequence[str]],
     more = f" and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
     verb, times_as, whose = ("is", "times", "its") if len(slow) == 1 else ("are", "times or more", "their")
     least = min(times[name] for name in slow) / usual
-    said = f"{', '.join(slow[:NAMED])}{more} {verb} slow: {least:.1f} {times_as} the training of the median node"
+    text = f"{', '.join(slow[:NAMED])}{more} {verb} slow: {least:.1f} {times_as} the training of the median node"
     if waits is not None:
-        said += f"; {whose} neighbours exchange for {format_seconds(waits)} an iteration"
-        said += "" if others is None else f", the others for {format_seconds(others)}"
-    return said
+        text += f"; {whose} neighbours exchange for {format_seconds(waits)} an iteration"
+        text += "" if others is None else f", the others for {format_seconds(others)}"
+    return text
 
 
 def _finish_gaps(nodes: Sequence[NodeNumbers], around: Mapping[str, Sequence[str]]) -> Gaps | None:

@@ -12,7 +12,7 @@ from thalweg.plan.bound import Bound
 from thalweg.record.facts import Facts
 from thalweg.record.rows import Link, Party, Transfer
 from thalweg.report.graphs import graph
-from thalweg.report.senders import asked, congestion, unasked
+from thalweg.report.senders import congestion, default_congestion, named_congestion
 from thalweg.report.settings import settings
 from thalweg.report.source import Run, json_object
 from thalweg.report.split import splits
@@ -61,7 +61,7 @@ def numbers(run: Run, setting: str = "") -> RunNumbers:
         seed=run.plan.job.seed,
         transport=transport(run),
         congestion_control=congestion(run),
-        unasked_congestion_control=unasked(run),
+        unasked_congestion_control=default_congestion(run),
         network=network(run),
         repair=repair(run),
         setting=setting,
@@ -160,16 +160,16 @@ def payload(transfers: Sequence[Transfer]) -> tuple[int, int, int] | None:
 
 def bound_of(run: Run) -> Bound | None:
     """Return the lower bound in the manifest, or None."""
-    said = run.manifest.part("bound")
-    source = said.text("source")
+    bound = run.manifest.part("bound")
+    source = bound.text("source")
     if source is None:
         return None
     return Bound(
         source,
-        link_bits_per_second=said.number("link_bits_per_second"),
-        total_bytes_per_second=said.number("total_bytes_per_second"),
-        round_seconds=said.number("round_seconds"),
-        round_bytes=said.whole("round_bytes"),
+        link_bits_per_second=bound.number("link_bits_per_second"),
+        total_bytes_per_second=bound.number("total_bytes_per_second"),
+        round_seconds=bound.number("round_seconds"),
+        round_bytes=bound.whole("round_bytes"),
     )
 
 
@@ -185,7 +185,7 @@ def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None 
     ``congestion``: the congestion control of the senders, None for the one in the plan.
     """
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
-    words = [plan.scheme, congestion or asked(plan) or "", "tls" if encrypted else ""]
+    words = [plan.scheme, congestion or named_congestion(plan) or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
     words += [plan.layers.format or ""]
     words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]
@@ -210,20 +210,22 @@ def network(run: Run) -> str:
 
 def network_of(plan: Plan) -> str:
     """Return the text that describes the network of a plan that is run on this machine."""
-    asked = plan.network
-    emulated = asked is not None and asked.emulator != "none"
-    return _network(plan, Facts({"profile": asked.profile, "topology": asked.topology} if asked and emulated else {}))
+    section = plan.network
+    emulated = section is not None and section.emulator != "none"
+    return _network(
+        plan, Facts({"profile": section.profile, "topology": section.topology} if section and emulated else {})
+    )
 
 
-def _network(plan: Plan, said: Facts, *, local: bool = True) -> str:
+def _network(plan: Plan, facts: Facts, *, local: bool = True) -> str:
     """Return the text on the links, and on the graph over them, if there was one."""
-    links_of = _links(plan, said, local=local)
+    links_of = _links(plan, facts, local=local)
     return links_of if plan.job.graph is None else f"{links_of}, graph {plan.job.graph}"
 
 
-def _links(plan: Plan, said: Facts, *, local: bool) -> str:
-    if said:
-        profile, topology = said.text("profile"), said.text("topology")
+def _links(plan: Plan, facts: Facts, *, local: bool) -> str:
+    if facts:
+        profile, topology = facts.text("profile"), facts.text("topology")
         words = [profile] if profile else []
         words = words + _set(plan) or ["own values"]
         words += [topology] if topology not in (None, "star") else []
@@ -242,10 +244,10 @@ def _fault(name: str, value: float) -> str:
 
 def _set(plan: Plan) -> list[str]:
     """Return the text on the plan's settings of all links, and on the other parts of its network."""
-    asked = plan.network
-    said = {} if asked is None else asked.model_dump(exclude_none=True, exclude_unset=True)
-    keys = phrase({name: value for name, value in said.items() if name in LINK_KEYS})
-    return [*([keys] if keys else []), *(name for name in PARTS if said.get(name))]
+    section = plan.network
+    values = {} if section is None else section.model_dump(exclude_none=True, exclude_unset=True)
+    keys = phrase({name: value for name, value in values.items() if name in LINK_KEYS})
+    return [*([keys] if keys else []), *(name for name in PARTS if values.get(name))]
 
 
 def link(row: Link) -> LinkNumbers:
@@ -277,17 +279,17 @@ def retransmissions(run: Run) -> int | None:
     Senders count them until the last transfer is confirmed (``resent`` in the manifest). If that is incomplete, the
     emulated hosts may have counted all of them. The sum over transfers would lack the segments that were counted last.
     """
-    told, can = run.manifest.part("resent"), _can(run)
-    counts = [told.whole("down"), told.whole("up")]
-    if told.whole("first") == 1 and None not in counts and not (can and can.broker):
+    resent, can = run.manifest.part("resent"), _can(run)
+    counts = [resent.whole("down"), resent.whole("up")]
+    if resent.whole("first") == 1 and None not in counts and not (can and can.broker):
         return total(counts)
     return _sent_again_by_hosts(run)
 
 
 def _sent_again_by_hosts(run: Run) -> int | None:
     """Return the segments that all emulated hosts retransmitted, if all traffic of the job uses their kernels' TCP."""
-    told, can = run.manifest.part("resent"), _can(run)
-    first = told.whole("first") if "first" in told else 1
+    resent, can = run.manifest.part("resent"), _can(run)
+    first = resent.whole("first") if "first" in resent else 1
     is_whole = run.status == "complete" and first == 1 and run.manifest.whole("resumed_after_round") is None
     is_tcp = can is not None and can.retransmissions and can.congestion
     if not (is_whole and is_tcp and run.emulation.startswith("packet")):

@@ -63,16 +63,16 @@ def _of_server(of: RunNumbers) -> str:
 
 def _missed(run: Run) -> str:
     if run.iterations:
-        gone = run.manifest.part("gone").values
-        return f"{len(gone)} of its nodes ended early" if gone else ""
+        ended = run.manifest.part("gone").values
+        return f"{len(ended)} of its nodes ended early" if ended else ""
     missed = {(part.round, part.client) for part in run.participants if part.state not in COUNTED}
-    asked = len(run.participants)
+    expected = len(run.participants)
     if not missed:
-        return "every update counted" if asked else ""
-    if len(missed) == asked:
+        return "every update counted" if expected else ""
+    if len(missed) == expected:
         return "no update counted"
     clients = len({client for _, client in missed})
-    return f"{len(missed)} of {asked} updates did not count, of {clients} client{'' if clients == 1 else 's'}"
+    return f"{len(missed)} of {expected} updates did not count, of {clients} client{'' if clients == 1 else 's'}"
 
 
 def failures(run: Run) -> list[str]:

@@ -73,10 +73,12 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
     """Add the fastest transport of each network, then a plot, and a table by transport and network."""
     found = cells(numbers, lost)
     made.section("answer", "Answer")
-    told = verdicts(found)
-    for place, one in list(told.items())[:MOST_VERDICTS]:
-        made.sentence(f"{place}: {one.sentence}." if len(told) > 1 else f"{one.sentence}.")
-    made.notes([f"{len(told) - MOST_VERDICTS} more networks are in the table"] if len(told) > MOST_VERDICTS else [])
+    answers = verdicts(found)
+    for place, one in list(answers.items())[:MOST_VERDICTS]:
+        made.sentence(f"{place}: {one.sentence}." if len(answers) > 1 else f"{one.sentence}.")
+    made.notes(
+        [f"{len(answers) - MOST_VERDICTS} more networks are in the table"] if len(answers) > MOST_VERDICTS else []
+    )
     made.notes(warnings(found))
     made.about(ANSWER)
     made.chart(charts.communication_time(numbers))
@@ -102,12 +104,12 @@ def _communication(made: Page, numbers: Numbers) -> None:
     chart = charts.communication_rounds(numbers)
     if chart.traces:
         has_bound = any(row.bound_seconds is not None for run in numbers for row in run.each_round)
-        said = (
+        about = (
             COMMUNICATION.format(unit=unit(numbers)),
             BOUND if has_bound else "",
             OVER_RUNS if _is_repeated(numbers) else "",
         )
-        made.section("communication", "Communication", " ".join(filter(None, said)))
+        made.section("communication", "Communication", " ".join(filter(None, about)))
         made.chart(chart)
 
 

@@ -20,7 +20,7 @@ HIDES: Final = (
 )
 
 
-def asked(plan: Plan) -> str | None:
+def named_congestion(plan: Plan) -> str | None:
     """Return the congestion control that a plan names: ``cubic``, ``bbr+cubic`` if clients differ, or None."""
     section = plan.transport
     if section.client_congestion:
@@ -38,21 +38,21 @@ def congestion(run: Run) -> str | None:
     for way in ("up", "down"):
         ways = (row.congestion_control for row in run.transfers if row.direction == way)
         found = {control for control in ways if control is not None}
-        if found and not asked(run.plan):
+        if found and not named_congestion(run.plan):
             return MORE.join(sorted(found))
-    return asked(run.plan) or _system(run)
+    return named_congestion(run.plan) or _system(run)
 
 
 def _system(run: Run) -> str | None:
     return run.manifest.part("congestion_control").text("system") if _can_choose(run.plan) else None
 
 
-def unasked(run: Run) -> str | None:
+def default_congestion(run: Run) -> str | None:
     """Return a run's congestion control if the plan names none, so that the system chose it; else None."""
-    return None if asked(run.plan) else congestion(run)
+    return None if named_congestion(run.plan) else congestion(run)
 
 
-def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
+def bbr_by_default(runs: Iterable[tuple[str, str | None]]) -> list[str]:
     """Return a warning if several transports are compared, and some use BBR only because the system does.
 
     ``runs``: the transport of each run, and its congestion control if the plan names none.

@@ -269,12 +269,12 @@ def links_over_time(run: Run, most_bins: int = MOST_BINS) -> tuple[list[LinkSeri
     width = max(LEAST_BIN, _round_up((end - begin) / most_bins))
     bins = max(1, math.ceil((end - begin) / width - 1e-9))
     chosen = sorted(busiest, key=lambda one: (natural(one.link), one.direction))
-    said = [f"in bins of {1000 * width:g} ms"]
+    notes = [f"in bins of {1000 * width:g} ms"]
     if len(busiest) < len(run.samples):
-        said.append(f"the {len(busiest)} busiest of {len(run.samples)} directions of links")
+        notes.append(f"the {len(busiest)} busiest of {len(run.samples)} directions of links")
     ends = {(row.link, row.direction): f"{row.source} to {row.target}" for row in run.links}
     names = [ends.get((one.link, one.direction), f"{one.link} {one.direction}") for one in chosen]
-    return [_binned(one, name, begin, width, bins) for one, name in zip(chosen, names, strict=True)], ", ".join(said)
+    return [_binned(one, name, begin, width, bins) for one, name in zip(chosen, names, strict=True)], ", ".join(notes)
 
 
 def _round_up(width: float) -> float:

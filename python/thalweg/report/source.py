@@ -233,8 +233,8 @@ def _parquet(path: Path, name: str, hint: str) -> Any:
         whole = pyarrow.Table.from_arrays(columns, schema=schema(name))
         return whole.filter(_keyed(whole, KEYS[name]))
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())
-        raise RecordError(f"{path} is damaged: {said[:200]}", hint) from error
+        text = " ".join(str(error).split())
+        raise RecordError(f"{path} is damaged: {text[:200]}", hint) from error
 
 
 def _keyed(table: Any, keys: Sequence[str]) -> Any:

@@ -42,8 +42,8 @@ def _of_clients(run: Run) -> dict[int, Split]:
     ways: dict[int, dict[str, list[Transfer]]] = defaultdict(lambda: defaultdict(list))
     for way in run.transfers:
         ways[way.round][way.client].append(way)
-    asked = () if run.trains_nothing else run.participants
-    trained = {(part.round, part.client) for part in asked if part.train_seconds is not None}
+    parts = () if run.trains_nothing else run.participants
+    trained = {(part.round, part.client) for part in parts if part.train_seconds is not None}
     found = {}
     for row in run.rounds:
         number, total = row.round, row.seconds

@@ -199,9 +199,11 @@ def _point(lines: Sequence[Line]) -> Point:
             (value for line in lines[1:] or lines if (value := line.values[name]) is not None), default=None
         )
     took = last.time - first.time
-    came, lost = (_grown(first, last, name) for name in ("delivered", "lost"))
-    values["arrived_rate"] = came / took if came is not None and took > 0 else None
-    values["lost_share"] = lost / (came + lost) if came is not None and lost is not None and came + lost > 0 else None
+    delivered, lost = (_grown(first, last, name) for name in ("delivered", "lost"))
+    values["arrived_rate"] = delivered / took if delivered is not None and took > 0 else None
+    values["lost_share"] = (
+        lost / (delivered + lost) if delivered is not None and lost is not None and delivered + lost > 0 else None
+    )
     allowed = (values["rtt_min"], values["jitter_allowance"])
     values["rtt_allowed"] = None if None in allowed else sum(value or 0 for value in allowed)
     return Point(first.time, last.time, values, _shares(_waiting(lines)))
@@ -317,13 +319,17 @@ def summary(links: Sequence[TracedLink]) -> str:
 
 
 def _row(link: TracedLink) -> list[str]:
-    came, lost = link.delivered, link.lost
-    share = f" ({100 * lost / (came + lost):.2f} %)" if came is not None and lost is not None and came + lost else ""
+    delivered, lost = link.delivered, link.lost
+    share = (
+        f" ({100 * lost / (delivered + lost):.2f} %)"
+        if delivered is not None and lost is not None and delivered + lost
+        else ""
+    )
     trips = [link.rtt_min, link.rtt_median, link.rtt_max]
     waits = [f"{name} {100 * part:.0f} %" for name, part in link.waits.items()]
     return [
         f"{link.peer}, link {link.link}",
-        "not known" if came is None else format_bytes(came),
+        "not known" if delivered is None else format_bytes(delivered),
         "not known" if lost is None else f"{format_bytes(lost)}{share}",
         ", ".join("not known" if trip is None else format_seconds(trip) for trip in trips),
         ", ".join(waits) or "nobody says",

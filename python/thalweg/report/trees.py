@@ -31,14 +31,14 @@ class TreeNode:
     reasons: list[str] = field(default_factory=list)
     numbers: set[int] = field(default_factory=set)
 
-    def heard(self, said: Facts) -> None:
+    def add_round(self, part: Facts) -> None:
         """Add the node's part of a round's entry."""
-        self.clients = said.whole("clients")
-        self.counted = (self.counted or 0) + (said.whole("counted") or 0)
-        why = said.text("reason")
+        self.clients = part.whole("clients")
+        self.counted = (self.counted or 0) + (part.whole("counted") or 0)
+        why = part.text("reason")
         self.reasons += [why] if why and why not in self.reasons else []
 
-    def worked(self, stretch: Work) -> None:
+    def add_work(self, stretch: Work) -> None:
         """Add one piece of work of one of the node's workers."""
         if stretch.what == "fold":
             self.folds += 1
@@ -61,9 +61,9 @@ def nodes(run: Run) -> list[TreeNode]:
     for row in run.rounds:
         fold = Facts(json_object(row.fold))
         for one in fold.parts("nodes"):
-            of(one.text("node")).heard(one)
+            of(one.text("node")).add_round(one)
         for stretch in did(fold.part("timeline")):
-            of(stretch.node).worked(stretch)
+            of(stretch.node).add_work(stretch)
         if "top" in fold:
             of(fold.values["top"]).top += 1
     return sorted(found.values(), key=lambda node: natural(node.node))

@@ -66,9 +66,9 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
         drawn = number
     lanes = sorted(every, key=_place)
     shown = set(lanes[:MOST_LANES])
-    said = [f"rounds 1 to {drawn} of {last}"] if drawn < last else []
-    said += [f"{len(shown)} of {len(lanes)} workers"] if len(shown) < len(lanes) else []
-    note = f"shown are {' and '.join(said)}" if said else ""
+    notes = [f"rounds 1 to {drawn} of {last}"] if drawn < last else []
+    notes += [f"{len(shown)} of {len(lanes)} workers"] if len(shown) < len(lanes) else []
+    note = f"shown are {' and '.join(notes)}" if notes else ""
     note += f"{'; ' if note else ''}{left_out} stretches were not recorded" if left_out else ""
     return Timeline(lanes[:MOST_LANES], [bar for bar in bars if bar.lane in shown], starts, note or None)
 
