@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from thalweg.job.tree.admission import Admitting
+from thalweg.job.tree.admission import Admission
 
 
 def there(rng: random.Random, nodes: int, clients: int) -> dict[str, set[str]]:
@@ -23,7 +23,7 @@ def test_never_more_than_the_goal_and_exactly_it_if_enough_can_deliver(seed: int
     nodes, clients = rng.randint(1, 5), rng.randint(1, 40)
     goal = rng.randint(1, clients)
     at, asked, counted = there(rng, nodes, clients), set[str](), set[str]()
-    drawing = Admitting(goal, seed, 1)
+    drawing = Admission(goal, seed, 1)
     while drawn := drawing.draw(at):
         batch = {client for own in drawn.values() for client in own}
         assert not batch & asked, "nobody is asked twice"
@@ -46,7 +46,7 @@ def test_never_more_than_the_goal_and_exactly_it_if_enough_can_deliver(seed: int
 
 def test_the_seed_and_the_round_draw_and_not_where_clients_are() -> None:
     def drawn(seed: int, number: int, at: dict[str, set[str]]) -> set[str]:
-        return {client for own in Admitting(5, seed, number).draw(at).values() for client in own}
+        return {client for own in Admission(5, seed, number).draw(at).values() for client in own}
 
     one, other = (there(random.Random(seed), 4, 20) for seed in (1, 2))
     assert drawn(7, 1, one) == drawn(7, 1, other)
@@ -58,7 +58,7 @@ def test_all_are_drawn_about_equally_often() -> None:
     at = {"node-0": {f"client-{place}" for place in range(8)}, "node-1": {"client-8", "client-9"}}
     times = dict.fromkeys((client for own in at.values() for client in own), 0)
     for number in range(1, 501):
-        for own in Admitting(3, 1, number).draw(at).values():
+        for own in Admission(3, 1, number).draw(at).values():
             for client in own:
                 times[client] += 1
     # The mean is 150, with a deviation of 10.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.record.lines import NODES, line
 from thalweg.cli.summary import graph_lines, graph_summary
-from thalweg.job.graph.result import GraphResult, spread
+from thalweg.job.graph.result import GraphResult, statistics_of
 from thalweg.machine import Usage
 from thalweg.plan import Plan
 from thalweg.record import RunRecord
@@ -63,8 +63,8 @@ def test_the_summary_says_who_is_gone(result: GraphResult) -> None:
 
 
 def test_the_spread_of_nothing_is_none() -> None:
-    assert spread([]) is None
-    assert spread([1.0, 2.0, 6.0]) == {"mean": 3.0, "median": 2.0, "std": pytest.approx(14**0.5 / 3**0.5)}
+    assert statistics_of([]) is None
+    assert statistics_of([1.0, 2.0, 6.0]) == {"mean": 3.0, "median": 2.0, "std": pytest.approx(14**0.5 / 3**0.5)}
 
 
 def test_disagreement_is_that_of_the_last_iteration_with_several_nodes(tmp_path: Path) -> None:

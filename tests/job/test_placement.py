@@ -52,7 +52,7 @@ def test_nodes_that_a_plan_does_not_name_take_clients() -> None:
 
 
 def test_without_a_plan_the_emptiest_node_takes_each() -> None:
-    assert placement.spread("node-0", ["a", "b", "c"], {"node-1": 1, "node-2": 0})[0] == {
+    assert placement.place_evenly("node-0", ["a", "b", "c"], {"node-1": 1, "node-2": 0})[0] == {
         "a": "node-2",
         "b": "node-1",
         "c": "node-2",

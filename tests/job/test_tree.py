@@ -387,7 +387,7 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
             made.kill("node-2")
 
     with job(top, before, timeout=60.0) as made:
-        made.tree.returning.restart = made.again
+        made.tree.recovery.restart = made.again
         outcome = made.round(1)
         assert counted(outcome) == {"a", "b", "d", "e"}
         assert made.bits() == mean(1, ["a", "b", "d", "e"])
@@ -401,7 +401,7 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
 @pytest.mark.parametrize("top", TOPS)
 def test_updates_that_were_counted_before_their_node_was_lost_are_not_folded_twice(top: str) -> None:
     with job(top, timeout=60.0) as made:
-        made.tree.returning.restart = made.again
+        made.tree.recovery.restart = made.again
         inner = made.tree._top.finish
 
         def finish(check: Callable[[], None]) -> Mean:
@@ -431,7 +431,7 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
             asked.append(node.name)
             return False
 
-        made.tree.returning.restart = restart
+        made.tree.recovery.restart = restart
         made.round(1)
         assert counted(made.round(2)) == {"a", "b", "d", "e"}
         assert set(asked) == {"node-2"}
@@ -454,7 +454,7 @@ def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(m
 
     notes: list[str] = []
     monkeypatch.setattr(tree, "_there", there)
-    tree.returning.is_over = lambda node: node.name == "node-1"
+    tree.recovery.is_over = lambda node: node.name == "node-1"
     try:
         with pytest.raises(KeyboardInterrupt):
             tree.open(look)
@@ -470,7 +470,7 @@ def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> 
             made.kill("node-3")
 
     with job(top, before, timeout=60.0, grace=30.0) as made:
-        made.tree.returning.is_over = lambda _: True
+        made.tree.recovery.is_over = lambda _: True
         assert made.round(1)["complete"]
         outcome = made.round(2)
         assert counted(outcome) == {"a", "b", "c"}
@@ -490,7 +490,7 @@ def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> 
 @pytest.mark.parametrize("top", ["dedicated", "first-finished"])
 def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(top: str) -> None:
     with job(top, timeout=60.0, grace=30.0) as made:
-        made.tree.returning.is_over = lambda _: True
+        made.tree.recovery.is_over = lambda _: True
         inner = made.tree._top.finish
 
         def finish(check: Callable[[], None]) -> Mean:
@@ -510,7 +510,7 @@ def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(to
 def test_a_node_that_is_away_too_long_loses_its_clients_to_others() -> None:
     with job("dedicated", come=True, expected=len(CLIENTS), timeout=60.0, grace=30.0) as made:
         assert made.round(1)["complete"]
-        made.tree.returning.away = 0.0
+        made.tree.recovery.away = 0.0
         made.kill_unseen("node-1")
         outcome = made.round(2)
         assert counted(outcome) <= set(CLIENTS)
@@ -526,7 +526,7 @@ def test_a_client_whose_process_has_ended_moves_nowhere() -> None:
             raise _core.CoreError("its process has ended")
 
     with job("dedicated", before, timeout=60.0) as made:
-        made.tree.returning.is_over = lambda _: True
+        made.tree.recovery.is_over = lambda _: True
         assert counted(made.round(1)) == {"a", "b", "c", "d"}
         made.kill("node-3")
         outcome = made.round(2)
@@ -558,7 +558,7 @@ def test_others_are_drawn_in_place_of_clients_whose_node_is_lost() -> None:
             made.kill(killed[0])
 
     with job("dedicated", before, timeout=60.0, choose=2, grace=30.0) as made:
-        made.tree.returning.is_over = lambda _: True
+        made.tree.recovery.is_over = lambda _: True
         assert made.round(1)["complete"]
         outcome = made.round(2)
         took = counted(outcome)

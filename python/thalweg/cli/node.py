@@ -68,7 +68,7 @@ def command(
         return
     with output(as_json=as_json) as emit:
         from thalweg.errors import PlanError
-        from thalweg.job.graph.remote_node import Place, take_part
+        from thalweg.job.graph.remote_node import NodeIdentity, take_part
         from thalweg.transports import registry
         from thalweg.ui.progress import progress_on_stderr
 
@@ -76,7 +76,7 @@ def command(
         if name is None:
             raise PlanError("no node of the plan is named", "Give --name; hosts.nodes has the names")
         chosen = assemble(Path(plan), None, given(context) | own)
-        result = take_part(chosen, Place(name, listen, ca, cert, key, timeout, resume), progress_on_stderr())
+        result = take_part(chosen, NodeIdentity(name, listen, ca, cert, key, timeout, resume), progress_on_stderr())
         emit({"name": name, **result.table()})
     if not as_json:
         from thalweg.cli.summary import show

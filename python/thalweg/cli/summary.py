@@ -112,7 +112,7 @@ def graph_lines(result: GraphResult) -> Iterator[str]:
     yield f"{result.iterations} iterations of {nodes} nodes: {format_bytes(result.bytes_sent)} sent{used}"
     if result.drift is not None and result.disagreement is not None:
         yield f"drift {result.drift:.2g} an iteration, disagreement {result.disagreement:.2g} at the end"
-    yield from (f"{name} is gone: {why}" for name, why in result.gone.items())
+    yield from (f"{name} is gone: {why}" for name, why in result.lost.items())
 
 
 def network_line(result: Result | FlowerResult | GraphResult) -> str | None:

@@ -188,8 +188,8 @@ class RunRecord(Record):
         try:
             (self.path / PLAN).write_text(plan.to_toml())
         except OSError as error:
-            said = f"cannot write {self.path / PLAN}: {error.strerror}"
-            raise RecordError(said, "Correct its permissions, or make room") from error
+            cause = f"cannot write {self.path / PLAN}: {error.strerror}"
+            raise RecordError(cause, "Correct its permissions, or make room") from error
         self.plan = plan
 
     def watch(self, count: Callable[[Entry], None]) -> None:

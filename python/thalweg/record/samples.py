@@ -45,8 +45,8 @@ def _sample(folder: Path, number: int, line: bytes) -> Row:
     try:
         return bounded_json.read_object(line)
     except bounded_json.JsonError as error:
-        said = f"line {number} of {folder / FILE} is damaged"
-        raise RecordError(said, "Remove that line and those after it") from error
+        cause = f"line {number} of {folder / FILE} is damaged"
+        raise RecordError(cause, "Remove that line and those after it") from error
 
 
 def write(folder: Path, to: Path | None = None) -> bool:

@@ -193,5 +193,5 @@ def _unreadable(store: Store, error: Exception) -> RecordError:
 
 
 def _line(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return " ".join(str(said).split())[:300]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return " ".join(str(text).split())[:300]

@@ -53,14 +53,14 @@ class Binding(ABC):
     _choice: Choice
     # Number of all tensors of the model, travelling or not. Tied tensors count once.
     _total: int
-    # Chosen entries of the model's state_dict() that cannot travel, until ``untold`` has returned them.
+    # Chosen entries of the model's state_dict() that cannot travel, until ``unreported`` has returned them.
     _staying: Sequence[str] = ()
     #: Names of the accelerators on which tensors of the model stay.
     devices: Sequence[str] = ()
     #: The copies between these accelerators and the arena; None if all tensors lie in the arena.
     copies: DeviceCopies | None = None
     # Whether ``unpinned`` has returned its reason.
-    _said_unpinned = False
+    _reported_unpinned = False
 
     def collect(self, when: str) -> list[str]:
         """Copy the values of tensors that have moved from the model into the arena; return these tensors' names.
@@ -87,16 +87,16 @@ class Binding(ABC):
         blocks = content[: content.size // SAMPLE_BYTES * SAMPLE_BYTES].reshape(-1, SAMPLE_BYTES)
         return blocks[:: max(1, len(blocks) // SAMPLES)].tobytes() or content.tobytes()
 
-    def untold(self) -> Sequence[str]:
+    def unreported(self) -> Sequence[str]:
         """Return the chosen entries of the model's ``state_dict()`` that cannot travel. Later calls return none."""
         staying, self._staying = self._staying, ()
         return staying
 
     def unpinned(self) -> str | None:
         """Return why the arena of a model on accelerators is not pinned; None if it is. Later calls return None."""
-        if self._said_unpinned or self.copies is None:
+        if self._reported_unpinned or self.copies is None:
             return None
-        self._said_unpinned = True
+        self._reported_unpinned = True
         return self.copies.unpinned
 
     def summary(self) -> str:
@@ -147,7 +147,7 @@ def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bo
 def _not_empty(binding: Binding) -> Binding:
     """Return the binding; raise ModelError if no tensor of its model travels."""
     if not len(binding.arena):
-        staying = binding.untold()
+        staying = binding.unreported()
         cause = f"; its state_dict() has {listed(staying)}, which cannot travel" if staying else ""
         raise ModelError(f"the model has no tensor that travels{cause}", "Give it parameters, buffers or arrays")
     return binding
@@ -197,15 +197,15 @@ class ModuleBinding(Binding):
         self, module: torch.nn.Module, choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
     ) -> None:
         """Give each tensor that travels a place in the arena. ``collect`` or ``restore`` makes the module use it."""
-        taken = chosen(module, choice)
+        selection = chosen(module, choice)
         if core is not None:
-            check_layout(core.layout, taken.layout)
+            check_layout(core.layout, selection.layout)
         self.model = module
-        self.arena = Arena(_core.Arena(taken.layout, shared=shared) if core is None else core)
+        self.arena = Arena(_core.Arena(selection.layout, shared=shared) if core is None else core)
         self._choice = choice
-        self._known, self._total, self._staying = taken.known, taken.total, taken.staying
-        self.personal = taken.personal
-        self._places = [self._place(group) for group in taken.groups]
+        self._known, self._total, self._staying = selection.known, selection.total, selection.staying
+        self.personal = selection.personal
+        self._places = [self._place(group) for group in selection.groups]
         devices = {place.device for place in self._places if place.device is not None}
         # The tensors on accelerators: the name and the place of each.
         self._away = [

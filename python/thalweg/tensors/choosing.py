@@ -100,5 +100,5 @@ def _nothing(word: str, tensors: Sequence[Named]) -> ModelError:
         return ModelError(f"tensors asks for {word!r}, but {why}", "Name the tensors by patterns as 'head.*'")
     names = [name for tensor in tensors for name in tensor.names]
     near = get_close_matches(plain.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
-    said = f"no tensor of the model fits {plain!r}, which tensors asks for"
-    return ModelError(said, f"The nearest names are {', '.join(map(repr, near))}" if near else _HINT)
+    cause = f"no tensor of the model fits {plain!r}, which tensors asks for"
+    return ModelError(cause, f"The nearest names are {', '.join(map(repr, near))}" if near else _HINT)

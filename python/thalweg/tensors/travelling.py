@@ -64,12 +64,12 @@ def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
     others = [Named([name], None) for name in _beside(module, found)]
     travels = choice.of([group.named for group in found], others)
     staying = [name for other in others if choice.takes(other) for name in other.names]
-    taken = [group for group, wanted in zip(found, travels, strict=True) if wanted]
-    layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in taken])
-    _refuse_shared(found, {group.names[0] for group in taken})
+    travelling = [group for group, wanted in zip(found, travels, strict=True) if wanted]
+    layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in travelling])
+    _refuse_shared(found, {group.names[0] for group in travelling})
     known = frozenset(name for group in found for name in group.names)
     personal = any(_changes(group) for group, wanted in zip(found, travels, strict=True) if not wanted)
-    return Chosen(taken, layout, known, len(found), staying, personal)
+    return Chosen(travelling, layout, known, len(found), staying, personal)
 
 
 def _changes(group: Group) -> bool:

@@ -25,8 +25,8 @@ class Watch:
     def __init__(self, bound: Binding, note: Note) -> None:
         self._bound = bound
         self._note = note
-        self._said: set[str] = set()
-        staying = bound.untold()
+        self._reported: set[str] = set()
+        staying = bound.unreported()
         if staying:
             note(_staying(staying))
         unpinned = bound.unpinned()
@@ -77,8 +77,8 @@ class Watch:
         )
 
     def _once(self, key: str, text: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             self._note(text)
 
 

@@ -43,12 +43,12 @@ def folder() -> Path:
 class CoreShare:
     """A client's share of this machine's cores. Use it as a context manager, or close it."""
 
-    def __init__(self, place: Path | None = None) -> None:
-        """Tell other clients that this one computes here, by a file in ``place`` (default: this user's folder).
+    def __init__(self, directory: Path | None = None) -> None:
+        """Tell other clients that this one computes here, by a file in ``directory`` (default: this user's folder).
 
         If that fails the client takes all of its cores, as it knows of nobody else; ``why_alone`` then says why.
         """
-        self._place = folder() if place is None else place
+        self._path = folder() if directory is None else directory
         # The descriptor of the checked folder. All files are opened through it, so replacing the folder has no effect.
         self._folder = -1
         self._name = ""
@@ -57,17 +57,17 @@ class CoreShare:
         try:
             self._take()
         except OSError as error:
-            self.why_alone = f"cannot see other clients on this machine: {self._place}: {error.strerror}"
+            self.why_alone = f"cannot see other clients on this machine: {self._path}: {error.strerror}"
             self.close()
 
     def threads(self) -> int:
-        """Return this client's share of the cores, at least 1, among the clients that hold a seat now."""
+        """Return this client's share of the cores, at least 1, among the clients that compute here now."""
         mine = _cores()
         others = sum(1 for cores in self._others() if cores & mine)
         return max(1, len(mine) // (1 + others))
 
     def close(self) -> None:
-        """Give the seat back. Idempotent."""
+        """Give the share back. Idempotent."""
         if self._lock >= 0:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder)
@@ -85,8 +85,8 @@ class CoreShare:
         self.close()
 
     def _take(self) -> None:
-        self._folder = open_private(self._place)
-        # The file gets its final name only when it is locked, because others remove a seat without a lock.
+        self._folder = open_private(self._path)
+        # The file gets its final name only when it is locked, because others remove a file without a lock.
         mark = secrets.token_hex(8)
         self._name = _PART + mark
         self._lock = os.open(self._name, _NEW, 0o600, dir_fd=self._folder)

@@ -121,7 +121,7 @@ class Exposed:
         # Accuracy and loss of the last evaluation; empty before the first.
         self._model: dict[str, float] = {}
         registry.register(cast("Any", self))
-        host, port = _place(where)
+        host, port = _host_and_port(where)
         pages = {"/metrics": lambda: _page(registry), "/health": lambda: (PLAIN, b"ok\n")}
         try:
             self._server = PageServer(host, port, pages)
@@ -205,7 +205,7 @@ def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
     return CONTENT_TYPE_LATEST, generate_latest(registry)
 
 
-def _place(where: str) -> tuple[str, int]:
+def _host_and_port(where: str) -> tuple[str, int]:
     """Return host and port of PORT or HOST:PORT, which the plan's check has accepted. The default host is loopback."""
     host, _, port = where.rpartition(":")
     return host.strip("[]") or LOOPBACK, int(port)

@@ -36,7 +36,7 @@ AGAIN: Final = "the same command with"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeIdentity:
     """Where a node listens, and its identity: name, and certificates and key in PEM files.
 
     Without ``listen`` it listens where the plan says.
@@ -52,7 +52,7 @@ class Place:
     resume: Path | None = None
 
 
-def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
+def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphResult:
     """Run a node of a plan's graph until the job is done, and return this node's part of the result.
 
     With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are further, it rejoins
@@ -60,10 +60,10 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
     if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
     """
     check_transport(plan, registry.transports())
-    schedule, name = schedule_of(plan), place.name
+    schedule, name = schedule_of(plan), identity.name
     hosts = _hosts(plan, name)
-    listen = place.listen or f"{plan.scheme}://{hosts[name]}"
-    trust = links.node_trust(listen, *_identity(place), plan.security.tls)
+    listen = identity.listen or f"{plan.scheme}://{hosts[name]}"
+    trust = links.node_trust(listen, *_identity(identity), plan.security.tls)
     progress.note(graph_line(plan, schedule))
     number = plan.members.index(name)
     around = [plan.members[other] for other in schedule.links.neighbours[number]]
@@ -72,13 +72,13 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
     digests = {"plan": plan.digest(), "graph": schedule.digest()}
 
     def options(peer: Peer) -> Mapping[str, object]:
-        start = {} if place.resume is not None else {"start": peer.checksum()}
+        start = {} if identity.resume is not None else {"start": peer.checksum()}
         return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
 
-    start = None if place.resume is None else _start(place.resume, number + 1, plan)
+    start = None if identity.resume is None else _start(identity.resume, number + 1, plan)
     with core_shares.CoreShare() as share, standing(plan, name, listen, options, progress.note, start=start) as here:
         facts = facts_of(plan, schedule, here.node.address, tls=trust.tls is not None)
-        record, done = opened(plan, place.resume, {"node": name, **facts})
+        record, done = opened(plan, identity.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
         with (
@@ -89,7 +89,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             progress.note(f"waiting for {', '.join(around)}")
             turns = turns_of(schedule, plan.members, name, plan.weights)
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
-            here.meet(addresses, turns, progress.note, done=done, timeout=place.timeout)
+            here.meet(addresses, turns, progress.note, done=done, timeout=identity.timeout)
             threads = core_shares.threads_of(share, plan.training.threads, progress.note)
             for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
                 row = entry(iteration.number, {name: iteration.line(0.0).table()}, 1)
@@ -128,10 +128,10 @@ def _hosts(plan: Plan, name: str) -> Mapping[str, str]:
     return hosts
 
 
-def _identity(place: Place) -> tuple[str | None, links.Identity | None]:
-    if (place.cert is None) != (place.key is None):
+def _identity(identity: NodeIdentity) -> tuple[str | None, links.Identity | None]:
+    if (identity.cert is None) != (identity.key is None):
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
-    authority = None if place.ca is None else pki.read(place.ca)
-    if place.cert is None or place.key is None:
+    authority = None if identity.ca is None else pki.read(identity.ca)
+    if identity.cert is None or identity.key is None:
         return authority, None
-    return authority, links.Identity.read(place.cert, place.key)
+    return authority, links.Identity.read(identity.cert, identity.key)

@@ -25,7 +25,7 @@ class GraphResult:
 
     plan: Plan
     record: RunRecord
-    gone: Mapping[str, str]
+    lost: Mapping[str, str]
     iterations: int
     seconds: Mapping[str, float] | None
     exchange_seconds: Mapping[str, float] | None
@@ -44,7 +44,7 @@ class GraphResult:
         plan: Plan,
         record: RunRecord,
         reports: Mapping[str, Usage],
-        gone: Mapping[str, str],
+        lost: Mapping[str, str],
         network: Session | None,
     ) -> GraphResult:
         """Compute the result from a run's record. ``reports`` are the final reports of its nodes."""
@@ -66,15 +66,15 @@ class GraphResult:
             # It is None in an iteration in which only one node took part.
             disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
             found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
-            accuracy = spread([one for one in found if one is not None], "mean", "std") or accuracy
+            accuracy = statistics_of([one for one in found if one is not None], "mean", "std") or accuracy
         peaks = [report.peak_rss_bytes for report in reports.values() if report.peak_rss_bytes]
         return cls(
             plan=plan,
             record=record,
-            gone=gone,
+            lost=lost,
             iterations=count,
-            seconds=spread(seconds),
-            exchange_seconds=spread(exchange),
+            seconds=statistics_of(seconds),
+            exchange_seconds=statistics_of(exchange),
             chunks_used=used / expected if expected else None,
             bytes_sent=sent,
             accuracy=accuracy,
@@ -103,7 +103,7 @@ class GraphResult:
         }
 
 
-def spread(values: Iterable[float], *names: str) -> dict[str, float] | None:
+def statistics_of(values: Iterable[float], *names: str) -> dict[str, float] | None:
     """Return mean, median and population standard deviation, or only those in ``names``; None without values."""
     import numpy as np
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 
-class Admitting:
+class Admission:
     """Draws clients by lot: first as many as a round wants, and later as many as are missing.
 
     The nodes run one round for each batch of drawn clients. The top has the batch's sums before the next batch is

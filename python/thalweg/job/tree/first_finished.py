@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from thalweg import _core, wire
 from thalweg.errors import RoundError
-from thalweg.job.tree.messages import Finish, Give, Lead, Request, SumsWanted, Take
+from thalweg.job.tree.messages import BecomeTop, ComputeMean, ReceiveSums, Request, SendSums, SumsWanted
 from thalweg.job.tree.others import Answer, AnswerOthers, Others
 from thalweg.trees import answers
 from thalweg.trees.merging import Statement
@@ -35,7 +35,7 @@ class SumsExchange(Protocol):
         """Begin a round: if ``kept``, with the model that the last round left here, else with one from the root."""
 
 
-class Gathering:
+class GatheringTop:
     """The top at one node: the first node that has finished its round takes the sums of all others."""
 
     def __init__(self, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
@@ -48,14 +48,14 @@ class Gathering:
 
     def do(self, request: Request[Any]) -> Answer:
         """Carry out a request of the root and return the answer."""
-        if isinstance(request, Lead):
+        if isinstance(request, BecomeTop):
             return self._lead(statement_of(request.claim)), None
-        if isinstance(request, Give):
+        if isinstance(request, SendSums):
             self.others.join(request.to)
             return answers.Nothing(), None
-        if isinstance(request, Take):
+        if isinstance(request, ReceiveSums):
             return self._take(request.node, statement_of(request.claim)), None
-        if isinstance(request, Finish):
+        if isinstance(request, ComputeMean):
             fold = wire.decode(answers.MeanFold, self._top.finish())
             return answers.Mean(fold=fold, done=time.time()), self._model
         raise not_understood(request.do)

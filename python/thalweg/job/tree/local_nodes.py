@@ -76,8 +76,8 @@ class TreeNodes:
         names = list(placed.clients)
         self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
         self._tree.log = str(self._record.log_path)
-        self._tree.returning.restart = lambda node: self._engine.restart(node.name)
-        self._tree.returning.is_over = lambda node: self._engine.is_over(node.name)
+        self._tree.recovery.restart = lambda node: self._engine.restart(node.name)
+        self._tree.recovery.is_over = lambda node: self._engine.is_over(node.name)
         self._engine.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
 
         def look() -> None:

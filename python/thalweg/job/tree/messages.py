@@ -120,7 +120,7 @@ class Proofs(Request[answers.Proofs]):
 
 
 @dataclass(frozen=True)
-class Forget(Request[answers.Nothing]):
+class ForgetClient(Request[answers.Nothing]):
     """Wait no more for a client."""
 
     do: ClassVar[str] = "forget"
@@ -130,7 +130,7 @@ class Forget(Request[answers.Nothing]):
 
 
 @dataclass(frozen=True)
-class Place(Message):
+class KnownNode(Message):
     """A node, where clients of other nodes reach it, and its clients. ``gone``: why it takes no part."""
 
     node: str
@@ -141,12 +141,12 @@ class Place(Message):
 
 
 @dataclass(frozen=True)
-class Homes(Request[answers.Nothing]):
+class AssignClients(Request[answers.Nothing]):
     """Where clients belong. ``after`` and ``counted`` are rounds of clients that have moved (``placement.notice``)."""
 
     do: ClassVar[str] = "homes"
     form: ClassVar[type[answers.Form]] = answers.Nothing
-    nodes: Sequence[Place]
+    nodes: Sequence[KnownNode]
     after: Mapping[str, int]
     counted: Mapping[str, int]
 
@@ -154,11 +154,11 @@ class Homes(Request[answers.Nothing]):
     def of(cls, table: Table) -> Self:
         """Return the message that a table stands for."""
         nodes = table["nodes"]
-        return super().of({**table, "nodes": [Place.of(one) for one in nodes]})  # type: ignore[attr-defined]
+        return super().of({**table, "nodes": [KnownNode.of(one) for one in nodes]})  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
-class Gone(Request[answers.Nothing]):
+class ForgetNode(Request[answers.Nothing]):
     """Wait no more for another node."""
 
     do: ClassVar[str] = "gone"
@@ -168,7 +168,7 @@ class Gone(Request[answers.Nothing]):
 
 
 @dataclass(frozen=True)
-class Lead(Request[answers.Refusable]):
+class BecomeTop(Request[answers.Refusable]):
     """Be the top of this round, beginning with one's own sums, of which ``claim`` is what the root knows."""
 
     do: ClassVar[str] = "lead"
@@ -177,7 +177,7 @@ class Lead(Request[answers.Refusable]):
 
 
 @dataclass(frozen=True)
-class Give(Request[answers.Nothing]):
+class SendSums(Request[answers.Nothing]):
     """Let the node at this address take the sums of one's own rounds."""
 
     do: ClassVar[str] = "give"
@@ -186,7 +186,7 @@ class Give(Request[answers.Nothing]):
 
 
 @dataclass(frozen=True)
-class Take(Request[answers.Taken]):
+class ReceiveSums(Request[answers.Taken]):
     """Take the sums of another node."""
 
     do: ClassVar[str] = "take"
@@ -196,7 +196,7 @@ class Take(Request[answers.Taken]):
 
 
 @dataclass(frozen=True)
-class Finish(Request[answers.Mean]):
+class ComputeMean(Request[answers.Mean]):
     """Take the mean of all sums that the node has."""
 
     do: ClassVar[str] = "finish"
@@ -204,7 +204,7 @@ class Finish(Request[answers.Mean]):
 
 
 @dataclass(frozen=True)
-class Share(Request[answers.Shared]):
+class FoldPart(Request[answers.Shared]):
     """Take the sums of one's part of the bytes from all others."""
 
     do: ClassVar[str] = "share"
@@ -216,7 +216,7 @@ class Share(Request[answers.Shared]):
 
 
 @dataclass(frozen=True)
-class Settle(Request[answers.Mean]):
+class ComputePart(Request[answers.Mean]):
     """Take the mean of one's part, and send it to these nodes."""
 
     do: ClassVar[str] = "settle"
@@ -225,7 +225,7 @@ class Settle(Request[answers.Mean]):
 
 
 @dataclass(frozen=True)
-class Told(Request[answers.Delivered]):
+class ConfirmParts(Request[answers.Delivered]):
     """Wait until all others have one's part of the mean."""
 
     do: ClassVar[str] = "told"
@@ -255,16 +255,16 @@ _KINDS: Final[Mapping[str, type[Request[Any]]]] = {
         Round,
         Resent,
         Proofs,
-        Forget,
-        Homes,
-        Gone,
-        Lead,
-        Give,
-        Take,
-        Finish,
-        Share,
-        Settle,
-        Told,
+        ForgetClient,
+        AssignClients,
+        ForgetNode,
+        BecomeTop,
+        SendSums,
+        ReceiveSums,
+        ComputeMean,
+        FoldPart,
+        ComputePart,
+        ConfirmParts,
     )
 }
 

@@ -47,11 +47,11 @@ from thalweg.job.common.resent import counted, totals
 from thalweg.job.common.server_reports import Counts
 from thalweg.job.star import worker
 from thalweg.job.tree import messages, placement
-from thalweg.job.tree.first_finished import Gathering, SumsExchange, SumsOf, not_understood
+from thalweg.job.tree.first_finished import GatheringTop, SumsExchange, SumsOf, not_understood
 from thalweg.job.tree.messages import (
-    Forget,
-    Gone,
-    Homes,
+    AssignClients,
+    ForgetClient,
+    ForgetNode,
     Open,
     Proofs,
     Request,
@@ -62,14 +62,14 @@ from thalweg.job.tree.messages import (
 )
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer, AnswerOthers, Others
-from thalweg.job.tree.shard import Sharing
+from thalweg.job.tree.shard import ShardTop
 from thalweg.transports import registry
 from thalweg.trees import answers, live
 from thalweg.trees.counters import Workers
 from thalweg.wire import Table
 
 # Requests about a node's clients.
-AboutClients: TypeAlias = Forget | Homes | Proofs | Resent | Wait
+AboutClients: TypeAlias = ForgetClient | AssignClients | Proofs | Resent | Wait
 
 
 class Gateway:
@@ -157,7 +157,7 @@ class Gateway:
             return answers.Unopened(), None
         if request is None:
             raise not_understood(str(head["do"]))
-        if isinstance(request, (Forget, Homes, Proofs, Resent, Wait)):
+        if isinstance(request, (ForgetClient, AssignClients, Proofs, Resent, Wait)):
             return self._about_clients(server, request), None
         if isinstance(request, Round):
             return self._round(server, number, request, None if request.kept else _given(model))
@@ -174,7 +174,7 @@ class Gateway:
         if isinstance(request, Resent):
             counts = self._resent(server)
             return answers.Resent(down=counts.down, up=counts.up)
-        if isinstance(request, Forget):
+        if isinstance(request, ForgetClient):
             server.forget(request.client, request.why)
             return answers.Nothing()
         self._expected, self._homes = placement.homes(self._name, request)
@@ -203,7 +203,7 @@ class Gateway:
     def _among_nodes(self, request: Request[Any]) -> Answer:
         if self._exchange is None:
             raise not_understood(request.do)
-        if isinstance(request, Gone):
+        if isinstance(request, ForgetNode):
             self._exchange.others.forget(request.node, request.why)
             return answers.Nothing(), None
         return self._exchange.do(request)
@@ -252,8 +252,8 @@ class Gateway:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
 
         if top.kind == "sharded":
-            return Sharing(self._name, model, top.top, sums, link)
-        return Gathering(model, top.top, sums, link)
+            return ShardTop(self._name, model, top.top, sums, link)
+        return GatheringTop(model, top.top, sums, link)
 
     def _round(self, server: _core.Server, number: int, request: Round, model: _core.Arena | None) -> Answer:
         if self._exchange is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from thalweg.job.tree.messages import Homes, Place
+from thalweg.job.tree.messages import AssignClients, KnownNode
 from thalweg.job.tree.tops import Node
 from thalweg.trees import live
 
@@ -37,7 +37,7 @@ class ClientHomes:
 Placing = Callable[[str, Sequence[str], Mapping[str, int]], tuple[dict[str, str], Sequence[str]]]
 
 
-def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple[dict[str, str], Sequence[str]]:
+def place_evenly(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple[dict[str, str], Sequence[str]]:
     """Give each client to the node that has the fewest clients."""
     load, homes = dict(left), {}
     for client in clients:
@@ -47,9 +47,9 @@ def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple
 
 
 def placing(plan: Plan) -> Placing:
-    """Return the function by which a plan's control plane moves clients; ``spread`` for a plan without nodes."""
+    """Return the function by which a plan's control plane moves clients; ``place_evenly`` for a plan without nodes."""
     if plan.nodes is None:
-        return spread
+        return place_evenly
     return lambda lost, clients, left: live.placed_anew(plan, lost, clients, left)
 
 
@@ -59,18 +59,18 @@ def reached(address: str, advertised: str | None) -> str | None:
     return advertised or (None if host in ("0.0.0.0", "[::]") else address)  # noqa: S104 - compared, not bound
 
 
-def notice(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> Homes:
+def notice(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> AssignClients:
     """Return what the root tells nodes: each node's address and clients, and the rounds of clients that moved.
 
     ``moved`` has, for each client that moved, the last round in which its former node may have counted its update.
     ``counted`` has the last round that did count an update of a client.
     """
-    at = [Place(one.name, one.reached, list(one.clients), one.expected, one.reason or None) for one in nodes]
+    at = [KnownNode(one.name, one.reached, list(one.clients), one.expected, one.reason or None) for one in nodes]
     kept = {client: counted[client] for client in moved if client in counted}
-    return Homes(at, dict(moved), kept)
+    return AssignClients(at, dict(moved), kept)
 
 
-def homes(name: str, notice: Homes) -> tuple[int, ClientHomes]:
+def homes(name: str, notice: AssignClients) -> tuple[int, ClientHomes]:
     """Return how many clients a node has, and what its server learns about where clients belong.
 
     In the second, ``own`` are the node's own clients.

@@ -43,7 +43,7 @@ class Root(Protocol):
         """Add a line to the notes about what happened."""
 
 
-class Returning:
+class NodeRecovery:
     """Brings nodes back. They count as lost until the next round begins."""
 
     def __init__(self, root: Root) -> None:

@@ -17,9 +17,9 @@ from thalweg.job.common.resent import counted
 from thalweg.job.common.server_reports import Counts, Departure
 from thalweg.job.tree import placement
 from thalweg.job.tree.acceptance import Judge, Keys
-from thalweg.job.tree.admission import Admitting
-from thalweg.job.tree.messages import Forget, Gone, Open, Request, Resent, Round, TopOptions, Wait
-from thalweg.job.tree.recovery import Returning
+from thalweg.job.tree.admission import Admission
+from thalweg.job.tree.messages import ForgetClient, ForgetNode, Open, Request, Resent, Round, TopOptions, Wait
+from thalweg.job.tree.recovery import NodeRecovery
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.job.tree.sharded import Sharded
 from thalweg.job.tree.tops import Dedicated, FirstFinished, Node, Received, Top
@@ -109,7 +109,7 @@ class Tree:
         own: Table,
         *,
         top: str,
-        place: placement.Placing = placement.spread,
+        place: placement.Placing = placement.place_evenly,
         choose: int | None = None,
     ) -> None:
         """Listen at ``url`` for nodes. ``options`` are for the nodes' servers, ``own`` for the root's server.
@@ -150,7 +150,7 @@ class Tree:
         self._ended: dict[str, str] = {}
         # How each node's last process ended. The root may first notice a broken link, which does not say how.
         self._ends: dict[str, str] = {}
-        self.returning = Returning(self)
+        self.recovery = NodeRecovery(self)
         # Where a user finds the nodes' log. Hints of errors name it.
         self.log = "the record's log.txt"
 
@@ -174,14 +174,14 @@ class Tree:
     def open(self, look: Callable[[], None]) -> None:
         """Wait until all nodes are connected, and have them listen. Calls ``look``, which may raise, while it waits.
 
-        If a node is lost meanwhile, ``returning`` starts it again if it can; otherwise the node's clients move to other
+        If a node is lost meanwhile, ``recovery`` starts it again if it can; otherwise the node's clients move to other
         nodes. Raises RoundError if a node cannot listen, or if no other node can take a lost node's clients.
         """
         while not (self._there(WAIT_SLICE) and self._open(look)):
             look()
             # If the run does not start the nodes, another node may connect in place of a lost one, so only wait.
             for node in self._nodes if self.placed.clients else ():
-                if node.loss is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
+                if node.loss is not None and not node.is_empty and not self.recovery.restart_while_awaited(node):
                     self._go_on_without(node)
 
     def _go_on_without(self, node: Node) -> None:
@@ -222,22 +222,22 @@ class Tree:
 
         If the run did not start the nodes, a node that cannot listen is refused, and another may take its place.
         """
-        come = not self.placed.clients
-        if come:
+        start_themselves = not self.placed.clients
+        if start_themselves:
             names = sorted(set(server_reports.clients(self._server)) - self._refused)[: self._count]
             known = {node.name: node for node in self._nodes if node.loss is None}
             self._nodes = [known.get(name) or Node(name, ()) for name in names]
         nodes = [node for node in self._nodes if not node.is_empty]
         for node in nodes:
             if node.loss is not None or not node.address:
-                self._opening(node, look, may_fail=come)
+                self._opening(node, look, may_fail=start_themselves)
         # Some nodes were refused, or have been lost again.
         if not all(node.loss is None and node.address for node in nodes):
             return False
         total = sum(node.expected for node in nodes)
         self._opened = True
         self.tell_homes()
-        if come and total != self._rounds.expected:
+        if start_themselves and total != self._rounds.expected:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
@@ -256,7 +256,7 @@ class Tree:
             self._refused.add(node.name)
             self.note(str(error))
         else:
-            self.returning.has_come(node)
+            self.recovery.has_come(node)
 
     def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
         """Have a node listen; return for how many clients. A node that listened earlier uses the same address again.
@@ -335,9 +335,9 @@ class Tree:
         seconds = WAIT_SLICE if timeout is None else timeout
         if not self._opened and not (self._there(seconds) and self._open(None)):
             return 0
-        self.returning.look(self._nodes)
-        if not self.returning.is_waiting:
-            self.returning.settle(self._nodes, _nothing)
+        self.recovery.look(self._nodes)
+        if not self.recovery.is_waiting:
+            self.recovery.settle(self._nodes, _nothing)
         self._ask_all(Wait(seconds), self._here())
         if not self.placed.clients:
             before = [list(node.clients) for node in self._nodes]
@@ -349,8 +349,8 @@ class Tree:
 
     def _new_clients(self, node: Node) -> list[str]:
         """Return the clients that a node names, except other nodes' clients and those whose proofs it cannot give."""
-        taken = {client for other in self._nodes for client in other.clients}
-        new = [client for client in node.connected if client not in taken]
+        known = {client for other in self._nodes for client in other.clients}
+        new = [client for client in node.connected if client not in known]
         unproven = self._judge.unproven(node, new)
         for client in unproven:
             if client not in node.unproven and len(node.unproven) < node.expected:
@@ -365,14 +365,14 @@ class Tree:
         the round ends with that error.
         """
         look = None if observer is None else lambda: observer('{"clients": {}}')
-        self.returning.settle(self._nodes, look or _nothing)
+        self.recovery.settle(self._nodes, look or _nothing)
         self._number = number
         started, began = time.time(), time.perf_counter()
         self._top.begin()
         self._judge.begin()
 
         def tend() -> None:
-            self.returning.look(self._nodes)
+            self.recovery.look(self._nodes)
             (look or _nothing)()
 
         here, request = self._here(), Round(number, config)
@@ -399,7 +399,7 @@ class Tree:
 
     def _some(self, goal: int, number: int, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have nodes run rounds with clients drawn by lot until ``goal`` updates count, or no client can be drawn."""
-        drawing = Admitting(goal, self._rounds.seed, number)
+        drawing = Admission(goal, self._rounds.seed, number)
         deadline, parts = self._rounds.deadline, list[Part]()
         began = waiting = time.monotonic()
         while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
@@ -455,19 +455,19 @@ class Tree:
         self._ended[client] = why
         found = [node for node in self._here() if client in node.clients]
         if found and not self._closed:
-            self._ask_all(Forget(client, why), found)
+            self._ask_all(ForgetClient(client, why), found)
 
     def lost(self, name: str, why: str) -> None:
         """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""
         node = next(node for node in self._nodes if node.name == name)
-        self.returning.lost(node)
+        self.recovery.lost(node)
         self._ends[name] = why
         node.loss = f"is gone: {why}"
         if self._closed:
             return
         self._server.forget(name, why)
         if self._kind != "dedicated" and self._opened:
-            self._ask_all(Gone(name, why), self._here())
+            self._ask_all(ForgetNode(name, why), self._here())
 
     def clients(self) -> str:
         """Return the names of the connected clients, as JSON. A client counts only at the node that it belongs to."""
@@ -608,7 +608,7 @@ def tree_of(
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
     tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=wire.made(RoundOptions, served).choose)
-    tree.returning.away = (plan.nodes or NodesSection()).away
+    tree.recovery.away = (plan.nodes or NodesSection()).away
     return tree
 
 

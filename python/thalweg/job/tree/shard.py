@@ -22,7 +22,7 @@ import numpy as np
 from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.tree.first_finished import Link, SumsOf, given, not_understood, statement_of, taken
-from thalweg.job.tree.messages import Bytes, MeanPart, Request, Settle, Share, SumsWanted, Told
+from thalweg.job.tree.messages import Bytes, ComputePart, ConfirmParts, FoldPart, MeanPart, Request, SumsWanted
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
 from thalweg.trees import answers
@@ -31,7 +31,7 @@ from thalweg.trees.merging import Statement
 from thalweg.wire import Table
 
 
-class Sharing:
+class ShardTop:
     """The top for one part of the bytes. The part may change from round to round."""
 
     def __init__(self, name: str, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
@@ -58,16 +58,16 @@ class Sharing:
 
     def do(self, request: Request[Any]) -> Answer:
         """Carry out a request of the root and return the answer."""
-        if isinstance(request, Share):
+        if isinstance(request, FoldPart):
             parts = {name: (int(start), int(end)) for name, (start, end) in request.parts.items()}
             self._forget(request.turn)
             for address in request.addresses:
                 if address != self.others.address:
                     self.others.join(address)
             return self._share({name: statement_of(claim) for name, claim in request.nodes.items()}, parts), None
-        if isinstance(request, Settle):
+        if isinstance(request, ComputePart):
             return self._settle(request.to)
-        if isinstance(request, Told):
+        if isinstance(request, ConfirmParts):
             return self._delivered(), None
         raise not_understood(request.do)
 

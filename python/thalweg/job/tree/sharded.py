@@ -13,7 +13,7 @@ import numpy as np
 from thalweg import _core
 from thalweg.apps.outcome import NodeShare
 from thalweg.errors import RoundError
-from thalweg.job.tree.messages import Settle, Share, Told
+from thalweg.job.tree.messages import ComputePart, ConfirmParts, FoldPart
 from thalweg.job.tree.tops import Ask, Node, Received
 from thalweg.trees import answers
 from thalweg.trees.merging import Mean, Part
@@ -61,7 +61,7 @@ class Sharded:
     def _shared(self, counting: Counting, shares: Shares) -> bool:
         """Have each node take the sums of its range from all nodes that count; return whether all succeeded."""
         here = self._here()
-        request = Share(
+        request = FoldPart(
             turn=next(self._turns),
             nodes={name: part.statement for name, (part, _) in counting.items()},
             parts=shares,
@@ -87,7 +87,7 @@ class Sharded:
     def _settled(self, counting: Counting, shares: Shares) -> Mean | None:
         """Have each node compute the mean of its range; return the whole mean, or None if a part is missing."""
         here = self._here()
-        request = Settle([node.name for node in here])
+        request = ComputePart([node.name for node in here])
         received = {one.node.name: one for one in self._ask(request, [counting[name][1] for name in shares])}
         for name in shares:
             part, node = counting[name]
@@ -113,7 +113,7 @@ class Sharded:
     def _delivered(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
         """Wait until the nodes have sent each other their parts of the mean; return the nodes that have all parts."""
         has = {node.name: {node.name} for node in here}
-        for received in self._ask(Told(), [counting[name][1] for name in shares]):
+        for received in self._ask(ConfirmParts(), [counting[name][1] for name in shares]):
             part, node = counting[received.node.name]
             if received.head is not None:
                 part.between = [*part.between, *received.head.between]

@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg import _core, wire
 from thalweg.errors import RoundError
-from thalweg.job.tree.messages import Finish, Give, Lead, Request, Take
+from thalweg.job.tree.messages import BecomeTop, ComputeMean, ReceiveSums, Request, SendSums
 from thalweg.trees import answers
 from thalweg.trees.answers import AnyAnswer, Transfer
 from thalweg.trees.merging import Mean, Part
@@ -142,7 +142,7 @@ class FirstFinished:
         check()
         while self._leader is not None:
             leader = self._leader
-            received = self._one(Finish(), leader)
+            received = self._one(ComputeMean(), leader)
             if received.head is not None and received.tensors is not None and len(received.tensors) == len(self._model):
                 np.copyto(np.asarray(self._model), np.asarray(received.tensors))
                 self._add_between(leader, received)
@@ -159,16 +159,16 @@ class FirstFinished:
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
-                led = self._one(Lead(part.statement), node)
+                led = self._one(BecomeTop(part.statement), node)
                 why = led.reason if led.head is None else led.head.refused
             else:
-                self._one(Give(self._leader.peers), node)
-                taken = self._one(Take(node.name, part.statement), self._leader)
-                if taken.head is None:
-                    self._lost(self._leader, taken.reason)
+                self._one(SendSums(self._leader.peers), node)
+                answer = self._one(ReceiveSums(node.name, part.statement), self._leader)
+                if answer.head is None:
+                    self._lost(self._leader, answer.reason)
                     continue
-                part.between = [*part.between, *taken.head.between]
-                why = taken.head.refused
+                part.between = [*part.between, *answer.head.between]
+                why = answer.head.refused
             if why is not None:
                 part.drop(node.reason or f"the sums of its node {node.name} were refused: {why}")
                 continue
