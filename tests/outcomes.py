@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from thalweg import wire
-from thalweg.apps.outcome import Outcome, Participant, Transfer
+from thalweg.apps.core_outcome import Outcome, Participant, Transfer
 
 T = TypeVar("T")
 _TIMES = dict.fromkeys(("send_start", "send_end", "receive_start", "receive_end"))

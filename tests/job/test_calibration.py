@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from thalweg import machine
-from thalweg.apps.outcome import WorkSpan
+from thalweg.apps.core_outcome import WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import calibration
 from thalweg.job.tree.calibration import Step, calibrated

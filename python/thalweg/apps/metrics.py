@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Final, TypeAlias, cast
 
 from thalweg import _core, wire
-from thalweg.apps.outcome import ClientUsage, Evaluation, Outcome, Participant
+from thalweg.apps.core_outcome import ClientUsage, Evaluation, Outcome, Participant
 from thalweg.apps.values import kind, scalar
 from thalweg.errors import MetricsError
 from thalweg.outcome import Quality, Usage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, flower, wire
 from thalweg.apps import seed_all
-from thalweg.apps.outcome import Participant
+from thalweg.apps.core_outcome import Participant
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.common.resent import counted, manifest_counts, senders

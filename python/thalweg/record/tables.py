@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any, Final, cast
 
 from thalweg import wire
+from thalweg.apps.core_outcome import Outcome
+from thalweg.apps.core_outcome import Transfer as CoreTransfer
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
-from thalweg.apps.outcome import Outcome
-from thalweg.apps.outcome import Transfer as CoreTransfer
 from thalweg.outcome import Entry, Participant, Transfer, Usage
 from thalweg.record import nodes, reading
 from thalweg.record.columns import Row, array_of

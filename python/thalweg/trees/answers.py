@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from thalweg import _core, wire
-from thalweg.apps import outcome
+from thalweg.apps import core_outcome
 from thalweg.bounded_json import JsonError
 from thalweg.trees import counters
 
@@ -148,7 +148,7 @@ class State(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(outcome.Loss, Form):
+class Loss(core_outcome.Loss, Form):
     """How many bytes of a tensor did not arrive."""
 
     tensor: Line
@@ -157,7 +157,7 @@ class Loss(outcome.Loss, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer(outcome.Transfer, Form):
+class Transfer(core_outcome.Transfer, Form):
     """One transfer of a model or an update."""
 
     round: Count
@@ -182,7 +182,7 @@ class Transfer(outcome.Transfer, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Participant(outcome.Participant, Form):
+class Participant(core_outcome.Participant, Form):
     """A client in a round, and whether its update counts."""
 
     client: Name
@@ -197,7 +197,7 @@ class Participant(outcome.Participant, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkSpan(outcome.WorkSpan, Form):
+class WorkSpan(core_outcome.WorkSpan, Form):
     """One piece of a worker's work, with its begin and end."""
 
     worker: Count
@@ -209,7 +209,7 @@ class WorkSpan(outcome.WorkSpan, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline(outcome.Timeline, Form):
+class Timeline(core_outcome.Timeline, Form):
     """The work of a node's workers in a round."""
 
     did: Annotated[tuple[WorkSpan, ...], Field(max_length=2048)]
@@ -217,7 +217,7 @@ class Timeline(outcome.Timeline, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fold(outcome.Fold, Form):
+class Fold(core_outcome.Fold, Form):
     """How the node added up the updates of a round."""
 
     uncovered_bytes: Count | None
@@ -227,7 +227,7 @@ class Fold(outcome.Fold, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(outcome.Outcome, Form):
+class Outcome(core_outcome.Outcome, Form):
     """The outcome of a node's round."""
 
     round: Count

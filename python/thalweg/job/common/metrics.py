@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
-from thalweg.apps.outcome import Outcome, ReplyFold, TreeFold
+from thalweg.apps.core_outcome import Outcome, ReplyFold, TreeFold
 from thalweg.errors import LinkError
 from thalweg.job.common.page_server import PLAIN, PageServer
 from thalweg.outcome import Entry

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from thalweg.apps.outcome import COUNTED
+from thalweg.apps.core_outcome import COUNTED
 from thalweg.job.common import server_reports
 from thalweg.job.common.server_reports import Counting, Counts
 

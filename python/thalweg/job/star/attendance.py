@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from thalweg.apps.outcome import Participant
+from thalweg.apps.core_outcome import Participant
 from thalweg.machine import Usage
 
 # Maximum number of absent clients that get a line each at the end of a job. The others are only counted.

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import _core, algorithms, apps, machine, wire
+from thalweg.apps.core_outcome import Outcome
 from thalweg.apps.metrics import Intake
-from thalweg.apps.outcome import Outcome
 from thalweg.errors import RecordError
 from thalweg.job.common import server_reports
 from thalweg.job.common.failure import RUN, end_badly

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from thalweg import _core, bounded_json, machine
+from thalweg.apps.core_outcome import ClientUsage
 from thalweg.apps.metrics import offered
-from thalweg.apps.outcome import ClientUsage
 from thalweg.job.common.parties import PartyMaker
 from thalweg.outcome import ClientRound
 

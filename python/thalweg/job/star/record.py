@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.apps import name_of
-from thalweg.apps.outcome import Outcome
+from thalweg.apps.core_outcome import Outcome
 from thalweg.job.common.parties import Metrics, bytes_of
 from thalweg.plan.bound import bound_of
 from thalweg.record import RunRecord, entry

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, wire
-from thalweg.apps.outcome import Fold, Outcome, WorkSpan
+from thalweg.apps.core_outcome import Fold, Outcome, WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.parties import server_party
 from thalweg.machine.waiting import WAIT_SLICE

@@ -38,7 +38,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from thalweg import _core, bounded_json, machine, wire
-from thalweg.apps import outcome
+from thalweg.apps import core_outcome
 from thalweg.errors import RoundError
 from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
@@ -94,7 +94,7 @@ class Gateway:
         # Clients that sent an update; and whether this process has counted all retransmissions since the job began.
         self._senders: set[str] = set()
         self._counts_all = True
-        self._count: Callable[[outcome.Outcome], None] = lambda _outcome: None
+        self._count: Callable[[core_outcome.Outcome], None] = lambda _outcome: None
         self._cpu = machine.cpu_seconds()
 
     @property
@@ -102,7 +102,7 @@ class Gateway:
         """The address where the node listens for clients; None until the parent has opened it."""
         return None if self._server is None else self._address
 
-    def watch(self, count: Callable[[outcome.Outcome], None]) -> None:
+    def watch(self, count: Callable[[core_outcome.Outcome], None]) -> None:
         """Call ``count`` with the outcome of each round from now on."""
         self._count = count
 

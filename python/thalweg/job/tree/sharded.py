@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from thalweg import _core
-from thalweg.apps.outcome import NodeShare
+from thalweg.apps.core_outcome import NodeShare
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import ComputePart, ConfirmParts, FoldPart
 from thalweg.job.tree.tops import Ask, Node, Received

@@ -1,4 +1,4 @@
-"""The outcome of a round, as the core reports it (docs/reference/outcome.md).
+"""The outcome of a round, as the core reports it. ``thalweg.outcome`` has the form that users and records get.
 
 Sizes are in bytes. Times are in seconds on the server's clock.
 """
