@@ -33,7 +33,8 @@ def points(start, end, count):
 def learn(node, lines):
     with node:
         for step in thalweg.dpsgd(node, rounds=10, data=points(-1, 1, 50)):
-            lines.append(f"{node.name}, iteration {step.number}: loss {step.metrics['loss']:.4f}, heard {step.heard}")
+            loss = step.metrics["loss"]
+            lines.append(f"{node.name}, iteration {step.number}: loss {loss:.4f}, received from {step.received}")
 
 
 parts = {"anna": points(-1, 0, 10), "berta": points(-0.5, 0.5, 20), "clara": points(0, 1, 30)}

@@ -67,8 +67,8 @@ def test_models_are_what_the_reference_says() -> None:
             assert step.number == number
             assert step.metrics["off"] == pytest.approx(abs(models[at]), rel=1e-5)
             assert step.complete
-    assert sorted(steps["a"][0].heard) == ["b", "c", "d"]
-    assert steps["b"][0].heard == ["a"]
+    assert sorted(steps["a"][0].received) == ["b", "c", "d"]
+    assert steps["b"][0].received == ["a"]
     np.testing.assert_allclose([node.model["w"][0] for node in nodes], models, rtol=1e-5)
 
 

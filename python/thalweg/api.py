@@ -196,11 +196,11 @@ class Server:
 
         Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates. Raises
         CoreError, ModelError if the tensors of ``model`` were replaced by others, and PlanError for a config that
-        ``told`` refuses.
+        ``round_config`` refuses.
         """
         return self.advance(config).outcome
 
-    def told(self, config: Mapping[str, object] | None = None) -> str:
+    def round_config(self, config: Mapping[str, object] | None = None) -> str:
         """Return the config of the next round as JSON: thalweg's own keys, and those of ``config``.
 
         The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` if clients evaluate. Raises
@@ -221,7 +221,7 @@ class Server:
         """
         self._bound.collect("the last round")
         number = self.number + 1
-        outcome, notes = self._intake.outcome(self._core.round(number, self.told(config), None))
+        outcome, notes = self._intake.outcome(self._core.round(number, self.round_config(config), None))
         self.number = number
         self._tell([*self._core.notes(), *notes])
         self._attendance.add(outcome.participants)
@@ -345,9 +345,9 @@ def fedavg(
 
     Waits for all clients first. With ``data``, or if the app has ``test_data()``, the app evaluates the global model
     after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for a
-    config that cannot be sent (``Server.told``), and CoreError of kind ``round`` if too few updates arrive.
+    config that cannot be sent (``Server.round_config``), and CoreError of kind ``round`` if too few updates arrive.
     """
-    server.told(config)
+    server.round_config(config)
     return _fedavg(server, rounds, data, config)
 
 

@@ -43,7 +43,7 @@ class Step:
     report: Mapping[str, Any] = field(repr=False)
 
     @property
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         """Names of the neighbours from whose model at least a part arrived in time."""
         return list(self.report["heard"])
 
