@@ -75,13 +75,16 @@ impl Default for Seal {
 }
 
 impl Seal {
-    /// Checks the record size and the loss rate.
+    /// Checks the cipher, the record size and the loss rate.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], with what is wrong.
     pub fn check(&self) -> Result<()> {
         let (least, most) = (16, thalweg_wire::MAX_CHUNK);
         let bad = |what: String| Err(Error::new(ErrorKind::Unsupported, "seal updates", what));
+        if !self.cipher.is_available() {
+            return Err(Error::no_baselines("seal updates", "layers.seal.cipher = \"aes-cbc\""));
+        }
         match self.record {
             Some(bytes) if !(least..=most).contains(&bytes) => {
                 bad(format!("a record has {bytes} bytes, and may have {least} to {most}"))

@@ -138,6 +138,7 @@ mod seal_in_small_records_with_chacha {
     unauthenticated_peers!(sealed(&layer()));
 }
 
+#[cfg(feature = "baselines")]
 mod seal_with_cbc {
     use super::*;
 

@@ -7,10 +7,10 @@ use aes::cipher::block_padding::Pkcs7;
 use aes::cipher::{BlockCipherEncrypt, BlockModeDecrypt, BlockModeEncrypt, InnerIvInit, KeyInit};
 use aes::{Aes256Dec, Aes256Enc};
 
-use crate::Refused;
+use crate::{Refused, Suite};
 
 /// Bytes of a block, and of an initialization vector.
-pub(crate) const BLOCK: usize = 16;
+const BLOCK: usize = 16;
 
 pub(crate) struct Key {
     encrypt: Aes256Enc,
@@ -18,8 +18,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    pub(crate) fn new(key: &[u8; 32]) -> Self {
-        Self { encrypt: Aes256Enc::new(&(*key).into()), decrypt: Aes256Dec::new(&(*key).into()) }
+    pub(crate) fn new(key: &[u8; 32]) -> Result<Self, Refused> {
+        Ok(Self { encrypt: Aes256Enc::new(&(*key).into()), decrypt: Aes256Dec::new(&(*key).into()) })
     }
 
     /// Appends the vector and the encrypted record to `out`.
@@ -31,7 +31,7 @@ impl Key {
         out.extend_from_slice(&vector);
         let start = out.len();
         out.extend_from_slice(plain);
-        out.resize(start + sealed(plain.len() as u64) as usize - BLOCK, 0);
+        out.resize(start + Suite::AesCbc.sealed(plain.len() as u64) as usize - BLOCK, 0);
         let mode = cbc::Encryptor::<&Aes256Enc>::inner_iv_init(&self.encrypt, &vector);
         let sealed = mode.encrypt_padded::<Pkcs7>(&mut out[start..], plain.len());
         sealed.map(drop).map_err(|_| Refused::Length)
@@ -43,11 +43,4 @@ impl Key {
         let mode = cbc::Decryptor::<&Aes256Dec>::inner_iv_init(&self.decrypt, &(*vector).into());
         mode.decrypt_padded::<Pkcs7>(body).map_err(|_| Refused::Forged)
     }
-}
-
-/// Bytes of a sealed record: the vector, and the plaintext with padding (PKCS#7). A plaintext of whole blocks
-/// gets a block of padding.
-pub(crate) const fn sealed(plain: u64) -> u64 {
-    let block = BLOCK as u64;
-    block + (plain / block + 1) * block
 }

@@ -24,6 +24,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg_attr(not(feature = "baselines"), path = "no_cbc.rs")]
 mod cbc;
 mod grid;
 mod replay;
@@ -79,6 +80,8 @@ pub enum Refused {
     Length,
     /// There are no numbers left for records.
     Exhausted,
+    /// This build cannot seal with the suite.
+    Suite,
 }
 
 impl fmt::Display for Refused {
@@ -88,6 +91,7 @@ impl fmt::Display for Refused {
             Self::Old => "the record is older than those remembered",
             Self::Forged => "the record was not sealed with this key, number and header",
             Self::Length => "the length is not that of the stream, or no record size fits it",
+            Self::Suite => "this build has no baselines, and the cipher is one",
             Self::Exhausted => "no numbers are left for further records",
         })
     }

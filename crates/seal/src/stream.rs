@@ -30,6 +30,9 @@ use crate::{cbc, Cipher, Grid, Refused, Replay, TAG_BYTES};
 /// limits of AES-GCM (advantage 2^-61, by the bound of RFC 9001 appendix B.1.1).
 pub const STREAMS: u64 = 1 << 16;
 
+/// Bytes of a block of AES, and of CBC's initialization vector.
+const BLOCK: u64 = 16;
+
 /// How the records of a stream are sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -48,9 +51,15 @@ impl Default for Suite {
 }
 
 impl Suite {
-    /// All suites.
-    pub const ALL: [Self; 3] =
+    /// All suites that a plan or a peer may name.
+    const KNOWN: [Self; 3] =
         [Self::Aead(Cipher::Aes256Gcm), Self::Aead(Cipher::ChaCha20Poly1305), Self::AesCbc];
+    /// All suites of this build.
+    #[cfg(feature = "baselines")]
+    pub const ALL: [Self; 3] = Self::KNOWN;
+    /// All suites of this build.
+    #[cfg(not(feature = "baselines"))]
+    pub const ALL: [Self; 2] = [Self::KNOWN[0], Self::KNOWN[1]];
 
     /// Name of the suite in a plan.
     pub const fn name(self) -> &'static str {
@@ -59,6 +68,11 @@ impl Suite {
             Self::Aead(Cipher::ChaCha20Poly1305) => "chacha20-poly1305",
             Self::AesCbc => "aes-cbc",
         }
+    }
+
+    /// Whether this build can seal with the suite. [`Self::AesCbc`] needs the feature `baselines`.
+    pub const fn is_available(self) -> bool {
+        cfg!(feature = "baselines") || self.is_authenticated()
     }
 
     /// Whether a record that somebody changed is refused.
@@ -70,7 +84,8 @@ impl Suite {
     pub const fn sealed(self, plain: u64) -> u64 {
         match self {
             Self::Aead(_) => plain + TAG_BYTES as u64,
-            Self::AesCbc => cbc::sealed(plain),
+            // The vector, and the plaintext with padding (PKCS#7). Whole blocks get a block of padding.
+            Self::AesCbc => BLOCK + (plain / BLOCK + 1) * BLOCK,
         }
     }
 }
@@ -79,8 +94,8 @@ impl FromStr for Suite {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Self::ALL.map(Self::name).join(", ");
-        let found = Self::ALL.into_iter().find(|suite| suite.name() == name);
+        let known = || Self::KNOWN.map(Self::name).join(", ");
+        let found = Self::KNOWN.into_iter().find(|suite| suite.name() == name);
         found.ok_or_else(|| format!("{name:?} is no cipher; there are {}", known()))
     }
 }
@@ -200,7 +215,7 @@ impl Keys {
         if let Some((_, key)) = self.known.iter().find(|(known, _)| *known == epoch) {
             return Ok(key.clone());
         }
-        let key = Arc::new(self.make(epoch).ok_or(Refused::Exhausted)?);
+        let key = Arc::new(self.make(epoch)?);
         if let [(first, _), (second, _)] = self.known[..] {
             self.known.remove(usize::from(second < first));
         }
@@ -208,7 +223,7 @@ impl Keys {
         Ok(key)
     }
 
-    fn make(&self, epoch: u64) -> Option<Key> {
+    fn make(&self, epoch: u64) -> Result<Key, Refused> {
         let (numbered, suite, mut bytes) = (epoch.to_le_bytes(), self.streams.suite, [0; 32]);
         let info = [
             &b"thalweg seal stream 1"[..],
@@ -219,13 +234,15 @@ impl Keys {
             &[0],
             &numbered,
         ];
-        self.streams.prk.expand(&info, Bytes32).and_then(|okm| okm.fill(&mut bytes)).ok()?;
-        Some(match suite {
+        let expanded = self.streams.prk.expand(&info, Bytes32).and_then(|okm| okm.fill(&mut bytes));
+        expanded.map_err(|_| Refused::Exhausted)?;
+        match suite {
             Suite::Aead(cipher) => {
-                Key::Aead(Box::new(LessSafeKey::new(UnboundKey::new(cipher.algorithm(), &bytes).ok()?)))
+                let key = UnboundKey::new(cipher.algorithm(), &bytes).map_err(|_| Refused::Exhausted)?;
+                Ok(Key::Aead(Box::new(LessSafeKey::new(key))))
             }
-            Suite::AesCbc => Key::Cbc(Box::new(cbc::Key::new(&bytes))),
-        })
+            Suite::AesCbc => Ok(Key::Cbc(Box::new(cbc::Key::new(&bytes)?))),
+        }
     }
 
     fn stream(&mut self, number: u64, context: &Context, record: u32) -> Result<Stream, Refused> {

@@ -73,6 +73,14 @@ impl Error {
         Self { kind, operation, context: context.into(), hint: None }
     }
 
+    /// The error of a choice that only builds with the cargo feature `baselines` have. `choice` is an option
+    /// and its value.
+    pub fn no_baselines(operation: &'static str, choice: &str) -> Self {
+        let context = format!("{choice} is for comparison only, and this build has no baselines");
+        Self::new(ErrorKind::Unsupported, operation, context)
+            .hint("build with them in a checkout of the source: make setup BASELINES=1")
+    }
+
     /// Adds a hint: what a person can do about the error. A command shows it in a line of its own, so the
     /// hint must name the object that it is about.
     #[must_use]
