@@ -55,7 +55,9 @@ pub use config::{Config, Ecn, Reorder, Undo};
 pub use endpoint::{Endpoint, Turn};
 pub use event::{Agreed, Counters, Ended, Event, FlowId, Stats, What};
 pub use policy::{Budget, Excess, Policy};
-pub use rate::{Control, Delay, DelaySettings, Group, GroupRate, Paper, PaperSettings, Rate, Sample};
+pub use rate::{Control, Delay, DelaySettings, Group, GroupRate, Rate, Sample};
+#[cfg(feature = "baselines")]
+pub use rate::{Paper, PaperSettings};
 pub use segment::{Checksum, Offload};
 pub use stamps::clock_unit;
 

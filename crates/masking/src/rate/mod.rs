@@ -7,11 +7,13 @@
 mod buffer;
 mod delay;
 mod group;
+#[cfg(feature = "baselines")]
 mod paper;
 mod rival;
 
 pub use delay::{Delay, DelaySettings};
 pub use group::{Group, GroupRate};
+#[cfg(feature = "baselines")]
 pub use paper::{Paper, PaperSettings};
 
 use crate::Time;
@@ -67,6 +69,7 @@ pub enum Rate {
     /// A constant number of bytes.
     Fixed(u64),
     /// The paper's controller, as we read the paper.
+    #[cfg(feature = "baselines")]
     Paper(PaperSettings),
     /// Controls by delivery rate, minimum RTT and queuing delay.
     Delay(DelaySettings),
@@ -84,6 +87,7 @@ impl Rate {
         match self {
             Rate::None => Box::new(Fixed(most)),
             Rate::Fixed(bytes) => Box::new(Fixed((*bytes).min(most))),
+            #[cfg(feature = "baselines")]
             Rate::Paper(settings) => Box::new(Paper::new(settings.clone(), most, rtt)),
             Rate::Delay(settings) => Box::new(Delay::new(settings.clone(), most, segment, rtt)),
         }

@@ -145,9 +145,11 @@ fn the_paper_and_no_control_lose_more_than_the_default() {
         world.run(Time::from_secs(60));
         world.apps[0].missing() as f64 / (8 << 20) as f64
     };
-    let (none, paper) = (missing(Rate::None), missing(Rate::Paper(Default::default())));
+    #[cfg(feature = "baselines")]
+    assert!(missing(Rate::Paper(Default::default())) > 0.1, "by the paper's control");
+    let none = missing(Rate::None);
     let (fixed, delay) = (missing(Rate::Fixed(250_000)), missing(Rate::default()));
-    assert!(none > 0.3 && paper > 0.1, "none {none}, paper {paper}");
+    assert!(none > 0.3, "none {none}");
     assert!(fixed < 0.015 && delay < 0.015, "fixed {fixed}, delay {delay}");
 }
 

@@ -1,7 +1,7 @@
 //! Options of a listener: the section `[transport.options]` of a plan.
 
 use thalweg_masking::Time;
-use thalweg_masking::{Config, PaperSettings, Rate, Reorder};
+use thalweg_masking::{Config, Rate, Reorder};
 use thalweg_transport::trace::{TraceFile, TRACE};
 use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
 
@@ -99,7 +99,7 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
         ..defaults
     };
     let config = Config {
-        rate: rate(&chosen),
+        rate: rate(&chosen)?,
         reorder,
         offload: true,
         send_buffer: options.send_buffer.map_or(SEND_BUFFER, |bytes| bytes as usize),
@@ -127,13 +127,21 @@ pub(crate) fn trace(options: &Options) -> Result<Option<TraceFile>> {
     TraceFile::open(&options.own.read(SETTINGS)?)
 }
 
-fn rate(chosen: &Chosen) -> Rate {
-    match chosen.text("control") {
+fn rate(chosen: &Chosen) -> Result<Rate> {
+    Ok(match chosen.text("control") {
         "none" => Rate::None,
         "fixed" => Rate::Fixed(chosen.number("window")),
-        "paper" => Rate::Paper(PaperSettings::default()),
+        #[cfg(feature = "baselines")]
+        "paper" => Rate::Paper(thalweg_masking::PaperSettings::default()),
+        #[cfg(not(feature = "baselines"))]
+        "paper" => {
+            return Err(thalweg_transport::Error::no_baselines(
+                "read the options of unifl",
+                "control = \"paper\"",
+            ))
+        }
         _ => Rate::default(),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -157,11 +165,23 @@ mod tests {
         assert_eq!((limits.budget, limits.refuse), (0.1, 1.0));
         assert!(matches!(config.rate, Rate::Fixed(65_536)) && config.reorder.most == Time::from_millis(7));
         let rate = |set: &str| read(&options(set)).unwrap().1.rate;
+        #[cfg(feature = "baselines")]
         assert!(matches!(rate(r#"{"control": "paper"}"#), Rate::Paper(_)));
         assert!(matches!(rate(r#"{"control": "none"}"#), Rate::None));
         assert_eq!(backend(&options("{}")).unwrap(), Backend::Tun);
         assert_eq!(backend(&options(r#"{"backend": "ebpf"}"#)).unwrap(), Backend::Ebpf);
         let error = read(&options(r#"{"budget": 2}"#)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    #[cfg(not(feature = "baselines"))]
+    #[test]
+    fn a_build_without_baselines_refuses_the_control_of_the_paper() {
+        let error = read(&options(r#"{"control": "paper"}"#)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error.cause().contains("control = \"paper\"") && error.cause().contains("no baselines"),
+            "{error}"
+        );
     }
 }
