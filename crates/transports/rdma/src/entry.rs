@@ -5,14 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_rdma_proto::Grant;
 use thalweg_transport::{Error, ErrorKind, Result};
-use thalweg_verbs::{Remote, Work};
-use thalweg_wire::{checksum, Range};
+use thalweg_wire::Range;
 
-use crate::piece::Piece;
 use crate::pool::Pool;
-use crate::settings::{Style, SLOTS};
+use crate::settings::SLOTS;
 use crate::tracker::Tracker;
 use crate::words::RECORD;
 
@@ -76,41 +73,5 @@ impl Records {
         };
         self.arena.claim(place).map_err(busy)?.copy_from_slice(record);
         self.arena.lend(place).map_err(busy)
-    }
-
-    /// The work request that writes a piece of a chunk, and how many bytes it writes.
-    ///
-    /// # Errors
-    /// As [`Self::write`].
-    pub(crate) fn piece(
-        &mut self,
-        style: Style,
-        grant: &Grant,
-        range: Range,
-        bytes: Bytes,
-        slot: Remote,
-    ) -> Result<(Work, u64)> {
-        let Grant { number, length, address, key } = *grant;
-        let at = |start: u64| Remote { address: address.wrapping_add(start), key };
-        let (bare, headed) = (range.len(), range.len() + RECORD as u64);
-        match style {
-            Style::Slot => {
-                let piece = Piece { number, range, checksum: checksum(&bytes) };
-                let bytes = vec![self.write(&piece.encode())?, bytes];
-                Ok((Work::Note { bytes, to: slot, note: 0 }, headed))
-            }
-            // The chunk's header stands in front of its data. It is written together with the first piece.
-            Style::Printed if range.start == 0 => {
-                let whole = Piece { number, range: Range::new(0, length), checksum: 0 };
-                let bytes = vec![self.write(&whole.encode())?, bytes];
-                Ok((Work::Write { bytes, to: at(0) }, headed))
-            }
-            Style::Printed => {
-                Ok((Work::Write { bytes: vec![bytes], to: at(range.start + RECORD as u64) }, bare))
-            }
-            Style::Writes | Style::Pull => {
-                Ok((Work::Write { bytes: vec![bytes], to: at(range.start) }, bare))
-            }
-        }
     }
 }

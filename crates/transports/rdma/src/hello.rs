@@ -191,8 +191,16 @@ async fn join(
     (style, theirs): (Style, Style),
 ) -> Result<Shaken> {
     let pulls = [style, theirs].contains(&Style::Pull);
+    let has_mode = pulls || theirs.is_available();
     let mtu = ours.outgoing.endpoint().mtu.min(their_incoming.mtu);
     let opened = async {
+        if !has_mode {
+            return Err(
+                "one end sends in a mode that is for comparison only, and the other end's build has no \
+                        baselines"
+                    .into(),
+            );
+        }
         let refused = |error: thalweg_verbs::Error| error.to_string();
         ours.outgoing.connect(their_incoming).map_err(refused)?;
         ours.incoming.connect(their_outgoing).map_err(refused)?;
@@ -318,5 +326,46 @@ async fn probe(ours: &mut Ours, to: Remote, length: u64) -> std::result::Result<
     match tokio::time::timeout(PROBING, both).await {
         Ok((outgoing, incoming)) => outgoing.and(incoming),
         Err(_) => Err(blocked("nothing comes", length)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
+mod tests {
+    use thalweg_conformance::Factory;
+    use thalweg_transport::memory::Memory;
+    use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
+
+    use super::*;
+
+    /// Shakes hands; the connecting end may come from a build with baselines.
+    async fn shaken(theirs: Style, ours: Style) -> [Shaken; 2] {
+        let fabric = Arc::new(Fabric::default());
+        let pair = Factory::new(Arc::new(Memory), "memory://hello:0").pair().await;
+        let device = || -> std::result::Result<Arc<dyn Device>, String> {
+            Ok(Arc::new(Pretend::new(&fabric, Behaviour::default())))
+        };
+        let (connected, accepted) = tokio::join!(
+            shake(&*pair.client, End::Connecting, device(), theirs),
+            shake(&*pair.server, End::Listening, device(), ours),
+        );
+        [connected.unwrap(), accepted.unwrap()]
+    }
+
+    #[tokio::test]
+    async fn a_mode_that_the_build_lacks_makes_a_link_tcp_that_says_why() {
+        for theirs in [Style::Slot, Style::Printed] {
+            for shaken in shaken(theirs, Style::Writes).await {
+                match shaken {
+                    Shaken::Rdma(_) => assert!(theirs.is_available()),
+                    Shaken::Tcp(why) => {
+                        assert!(!theirs.is_available() && why.contains("no baselines"), "{why}")
+                    }
+                }
+            }
+            // Nobody writes to an end that reads.
+            let both = shaken(theirs, Style::Pull).await;
+            assert!(both.iter().all(|shaken| matches!(shaken, Shaken::Rdma(_))));
+        }
     }
 }

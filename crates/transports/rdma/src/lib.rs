@@ -10,8 +10,8 @@
 //! hello      the handshake: endpoints, rings, a first packet over each pair
 //! outgoing   sender that writes; thalweg-rdma-proto decides which piece is written when
 //! incoming   receiver of these; it revokes a grant before it looks at the bytes
-//! assembling receiver that copies pieces with headers out of one slot (FedRDMA's first version)
-//! printed    receiver that polls for a chunk's header (FedRDMA-E as printed)
+//! assembling receiver that copies pieces with headers out of one slot (FedRDMA's first version); a baseline
+//! printed    receiver that polls for a chunk's header (FedRDMA-E as printed); a baseline
 //! lending    sender whose chunks the peer reads
 //! reading    receiver that reads; thalweg-rdma-proto decides which piece is read when
 //! joined     receiving end of the pair that the peer writes over; rejoins after a loss
@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+#[cfg(feature = "baselines")]
 mod assembling;
 mod device;
 #[cfg(test)]
@@ -37,9 +38,11 @@ mod offers;
 mod outbox;
 mod outgoing;
 mod parts;
+#[cfg(feature = "baselines")]
 mod piece;
 mod plain;
 mod pool;
+#[cfg(feature = "baselines")]
 mod printed;
 mod reading;
 mod settings;

@@ -16,6 +16,7 @@ use thalweg_verbs::Device;
 use thalweg_wire::{FrameHeader, MAX_CHUNK};
 use tokio::sync::{mpsc, Mutex};
 
+#[cfg(feature = "baselines")]
 use crate::assembling::Assembling;
 use crate::hello::Pairs;
 use crate::incoming::Incoming;
@@ -23,6 +24,7 @@ use crate::lending::Lending;
 use crate::outbox::Outbox;
 use crate::outgoing::Outgoing;
 use crate::pool::Pool;
+#[cfg(feature = "baselines")]
 use crate::printed::Printed;
 use crate::reading::Reading;
 use crate::settings::{Choices, Style};
@@ -84,8 +86,12 @@ impl RdmaLink {
         let drives = pulls || theirs == Style::Printed;
         let receives: Box<dyn Receives> = match theirs {
             _ if pulls => Box::new(Reading::new(known, place, incoming, config)),
+            #[cfg(feature = "baselines")]
             Style::Slot => Box::new(Assembling::new(known, place, (incoming, ring, ring_address))),
+            #[cfg(feature = "baselines")]
             Style::Printed => Box::new(Printed::new(known, place, (incoming, ring, ring_address))),
+            #[cfg(not(feature = "baselines"))]
+            Style::Slot | Style::Printed => return Err(Error::no_baselines("connect", "the peer's mode")),
             Style::Writes | Style::Pull => {
                 Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
             }

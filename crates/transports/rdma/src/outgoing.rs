@@ -239,7 +239,7 @@ impl Outgoing {
         while let Some(ring) = self.ring.filter(|_| !self.stopped) {
             let Some(Job { piece, grant, task }) = self.mover.poll_work(now) else { break };
             let (work, bytes) = match task {
-                Task::Move(range) => self.write(&grant, range, ring)?,
+                Task::Move(range) => self.write(&grant, range)?,
                 Task::Commit(slot) => (self.commit(&grant, ring, slot)?, RECORD as u64),
             };
             let Some(pair) = self.pair.as_mut() else { break };
@@ -254,13 +254,18 @@ impl Outgoing {
     }
 
     /// The work request for a piece, and how many bytes it sends.
-    fn write(&mut self, grant: &Grant, range: Range, ring: Remote) -> Result<(Work, u64)> {
+    fn write(&mut self, grant: &Grant, range: Range) -> Result<(Work, u64)> {
         let bytes = self.entries.get(&grant.number).map(|entry| &entry.bytes);
         let part = range.start as usize..range.end as usize;
         let bytes = bytes.filter(|bytes| part.end <= bytes.len()).map(|bytes| bytes.slice(part));
         let bytes =
             bytes.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a granted chunk has no bytes"))?;
-        self.records.piece(self.style, grant, range, bytes, ring)
+        #[cfg(feature = "baselines")]
+        if let (Style::Slot | Style::Printed, Some(slot)) = (self.style, self.ring) {
+            return self.records.piece(self.style, grant, range, bytes, slot);
+        }
+        let to = Remote { address: grant.address.wrapping_add(range.start), key: grant.key };
+        Ok((Work::Write { bytes: vec![bytes], to }, range.len()))
     }
 
     /// Sends a range of a chunk again. It is missing because its piece was overwritten in the slot.

@@ -1,8 +1,14 @@
 //! The header in front of each piece that FedRDMA's first version writes into the receiver's one slot
 //! (section 3.1).
 
+use bytes::Bytes;
+use thalweg_rdma_proto::Grant;
+use thalweg_transport::Result;
+use thalweg_verbs::{Remote, Work};
 use thalweg_wire::{checksum, Range};
 
+use crate::entry::Records;
+use crate::settings::Style;
 use crate::words::RECORD;
 
 const MAGIC: [u8; 4] = *b"tlwp";
@@ -47,6 +53,39 @@ impl Piece {
         let whole = bytes.starts_with(&MAGIC) && short(SAID) == checksum(&bytes[..SAID]);
         let piece = Self { number: number(8), range, checksum: short(4) };
         (whole && !range.is_empty()).then_some(piece)
+    }
+}
+
+impl Records {
+    /// The work request that writes a piece of a chunk with its header, and how many bytes it writes.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) fn piece(
+        &mut self,
+        style: Style,
+        grant: &Grant,
+        range: Range,
+        bytes: Bytes,
+        slot: Remote,
+    ) -> Result<(Work, u64)> {
+        let Grant { number, length, address, key } = *grant;
+        let at = |start: u64| Remote { address: address.wrapping_add(start), key };
+        let headed = range.len() + RECORD as u64;
+        if style == Style::Slot {
+            let piece = Piece { number, range, checksum: checksum(&bytes) };
+            let bytes = vec![self.write(&piece.encode())?, bytes];
+            return Ok((Work::Note { bytes, to: slot, note: 0 }, headed));
+        }
+        // With the printed rule the chunk's header stands in front of its data. It is written together with
+        // the first piece.
+        if range.start > 0 {
+            let to = at(range.start + RECORD as u64);
+            return Ok((Work::Write { bytes: vec![bytes], to }, range.len()));
+        }
+        let whole = Piece { number, range: Range::new(0, length), checksum: 0 };
+        let bytes = vec![self.write(&whole.encode())?, bytes];
+        Ok((Work::Write { bytes, to: at(0) }, headed))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use thalweg_rdma_proto::{Config, Cut, Flight, HEADER, MOST_PIECE};
-use thalweg_transport::{Kind, Need, Options, Result, Setting};
+use thalweg_transport::{Error, Kind, Need, Options, Result, Setting};
 use thalweg_wire::MAX_CHUNK;
 
 use crate::WORKS;
@@ -82,6 +82,13 @@ pub(crate) enum Style {
     Printed,
 }
 
+impl Style {
+    /// Whether this build has the style. Two are for comparison only and need the feature `baselines`.
+    pub(crate) fn is_available(self) -> bool {
+        cfg!(feature = "baselines") || matches!(self, Self::Writes | Self::Pull)
+    }
+}
+
 impl Choices {
     pub(crate) fn read(options: &Options) -> Result<Self> {
         let chosen = options.own.read(SETTINGS)?;
@@ -100,6 +107,10 @@ impl Choices {
             "fedrdma-e" if chosen.flag("race") => Style::Printed,
             _ => Style::Writes,
         };
+        if !style.is_available() {
+            let choice = if style == Style::Slot { "mode = \"fedrdma\"" } else { "race = true" };
+            return Err(Error::no_baselines("read the options of rdma", choice));
+        }
         let slots = if matches!(style, Style::Writes | Style::Printed) { SLOTS } else { 0 };
         let mover = Config { cut, flight, pieces: WORKS, slots };
         Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
@@ -149,10 +160,27 @@ mod tests {
         assert!(read(r#"{"mode": "fedrdma", "race": true}"#).is_err());
         for own in [
             r#"{"piece": 4194304, "link_enable": 4096, "delay_us": 0, "race": false}"#,
-            r#"{"mode": "fedrdma", "piece": 8192, "link_enable": 0, "delay_us": 1}"#,
-            r#"{"mode": "fedrdma-e", "piece": 8192, "link_enable": 0, "delay_us": 1, "race": true}"#,
+            r#"{"mode": "fedrdma-e", "piece": 8192, "link_enable": 0, "delay_us": 1}"#,
         ] {
             assert!(read(own).is_ok(), "{own}");
+        }
+    }
+
+    #[test]
+    fn baselines_are_refused_where_the_build_has_none() {
+        for (own, choice) in [
+            (r#"{"mode": "fedrdma", "piece": 8192, "link_enable": 0, "delay_us": 1}"#, "mode = \"fedrdma\""),
+            (
+                r#"{"mode": "fedrdma-e", "piece": 8192, "link_enable": 0, "delay_us": 1, "race": true}"#,
+                "race = true",
+            ),
+        ] {
+            let read = read(own);
+            assert_eq!(read.is_ok(), cfg!(feature = "baselines"), "{own}");
+            if let Err(error) = read {
+                assert_eq!(error.kind(), ErrorKind::Unsupported);
+                assert!(error.cause().contains(choice) && error.cause().contains("no baselines"), "{error}");
+            }
         }
     }
 

@@ -70,6 +70,7 @@ mod in_fedrdma_e {
     suite!(printed());
 }
 
+#[cfg(feature = "baselines")]
 mod in_fedrdma {
     use super::*;
 

@@ -42,6 +42,7 @@ mod in_fedrdma_e {
     suite!(real(r#"{"mode": "fedrdma-e", "piece": 65536}"#));
 }
 
+#[cfg(feature = "baselines")]
 mod in_fedrdma {
     use super::*;
     suite!(real(r#"{"mode": "fedrdma", "piece": 65536}"#));
