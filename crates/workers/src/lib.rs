@@ -13,7 +13,8 @@
 //! | `worker_pool/` | drives the ledger: one thread for each worker, which restarts the worker's process |
 //! | `worker/` | what runs in a worker's process |
 //! | `launch.rs`, `template.rs` | starts worker processes, directly or by a template that forks them |
-//! | `copying.rs` | copies updates and sums through sockets: the data planes that the pool is compared with |
+//! | `data_plane.rs` | how updates and sums get between node and workers |
+//! | `copying.rs` | copies updates and sums through sockets: baselines that the pool is compared with |
 //! | `routes/` | sends notes from process to process inside the kernel, where the system allows that |
 //! | `note.rs`, `setup.rs`, `hearing.rs` | messages between node and worker, and the order of reading |
 //!
@@ -25,7 +26,9 @@
 #![cfg(target_os = "linux")]
 
 mod clock;
+#[cfg_attr(not(feature = "baselines"), path = "no_copying.rs")]
 mod copying;
+mod data_plane;
 mod hearing;
 mod launch;
 mod ledger;
@@ -36,7 +39,8 @@ mod template;
 mod worker;
 mod worker_pool;
 
-pub use copying::{hop, Carriage, DataPlane};
+pub use copying::hop;
+pub use data_plane::{Carriage, DataPlane};
 pub use launch::{Launched, Launcher, Origin, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};

@@ -1,12 +1,14 @@
 //! The main loop of a worker process: it obeys the node's orders and answers each. It has one thread. It ends
 //! when the node closes the socket, which also happens when the node dies.
 
+#[cfg(feature = "baselines")]
 mod copying;
 mod saying;
 mod sums;
 
 use std::os::unix::net::UnixStream;
 
+#[cfg(feature = "baselines")]
 use copying::CopyingPlane;
 use saying::Saying;
 use sums::TwoSums;
@@ -15,6 +17,8 @@ use thalweg_fold::Contribution;
 use thalweg_shm_pool::{Reader, View};
 
 use crate::clock;
+#[cfg(not(feature = "baselines"))]
+use crate::copying::WorkerCopyingPlane as CopyingPlane;
 use crate::hearing::{Heard, Hearing, Message};
 use crate::note::{Kind, Note};
 use crate::setup::{Setup, Shared};

@@ -1,5 +1,6 @@
 //! The node's end of a running worker: its process, its sockets, and the orders that wait to be sent.
 
+#[cfg(feature = "baselines")]
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -136,6 +137,7 @@ impl Line {
     }
 
     /// Orders the worker to send its sums. Returns the stream on which they arrive.
+    #[cfg(feature = "baselines")]
     pub fn fetch(&mut self) -> io::Result<TcpStream> {
         let copying = self.copying.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let stream = copying.stream()?;

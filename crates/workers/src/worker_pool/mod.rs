@@ -2,6 +2,7 @@
 //! restarts it when it dies.
 
 mod counts;
+#[cfg(feature = "baselines")]
 mod gather;
 mod line;
 mod scaling;
@@ -28,7 +29,7 @@ pub use scaling::Start;
 pub use timeline::{Doing, Stretch, Timeline};
 
 use crate::clock;
-use crate::copying::DataPlane;
+use crate::data_plane::DataPlane;
 use crate::launch::Launcher;
 use crate::ledger::{Action, Base, Ledger, Order, Split};
 use crate::note::NOTE_BYTES;
@@ -206,6 +207,7 @@ impl WorkerPool {
         };
         drop(state);
         let shared = &*self.shared;
+        #[cfg(feature = "baselines")]
         if shared.config.plane.copies() {
             shared.gather(&bases).map_err(|error| format!("workers could not send their sums: {error}"))?;
             return sums::committed(shared, &shared.copies, &bases);
