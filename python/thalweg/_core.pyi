@@ -6,6 +6,7 @@ from typing import Any, Final, final
 from thalweg.errors import CoreError
 
 __all__ = [
+    "BASELINES",
     "MAX_METRICS",
     "Arena",
     "Client",
@@ -220,6 +221,7 @@ class Proxy:
 
 def enter_namespace(path: str, hosts_file: str | None = None) -> None: ...
 
+BASELINES: Final[bool]
 MAX_METRICS: Final = 16384
 
 def plain_text(text: str, most: int) -> str: ...

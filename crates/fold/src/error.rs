@@ -21,6 +21,9 @@ pub struct Defect {
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FoldError {
+    /// The policy needs the feature `baselines`, which this build lacks.
+    #[error("the stand-in fedcomm-legacy is for comparison only, and this build has no baselines: build with them (make setup BASELINES=1), or take another policy")]
+    Baseline,
     /// The bytes reach beyond the end of the layout.
     #[error("bytes {offset}..{offset}+{length} do not fit the layout of {bytes} bytes: the sender uses another layout; compare layout hashes first")]
     OutOfRange {

@@ -39,7 +39,7 @@ pub enum Policy {
     Rescale,
     /// For comparison only, since it is wrong. FedComm's chunks have no index. So what comes after a hole
     /// moves up into the hole, and the end of the tensor is filled with zeros. A tensor of which nothing has
-    /// arrived keeps the global values.
+    /// arrived keeps the global values. It needs the feature `baselines`.
     FedcommLegacy,
 }
 
@@ -63,7 +63,8 @@ impl Policy {
     /// not matter.
     ///
     /// # Errors
-    /// [`FoldError::Part`] if one of them does not have the size of the layout. `update` is unchanged then.
+    /// [`FoldError::Part`] if one of them does not have the size of the layout; [`FoldError::Baseline`] if
+    /// this build lacks the policy. `update` is unchanged then.
     pub fn mend(
         self,
         layout: &Layout,
@@ -84,7 +85,10 @@ impl Policy {
             Self::Zero => missing.iter().for_each(|range| update[within(range)].fill(0)),
             Self::Last => take(update, &missing, last.unwrap_or(global)),
             Self::Rescale => rescale(layout, update, &missing, global),
+            #[cfg(feature = "baselines")]
             Self::FedcommLegacy => slip(layout, update, &missing, global),
+            #[cfg(not(feature = "baselines"))]
+            Self::FedcommLegacy => return Err(FoldError::Baseline),
         }
         Ok(Ranges::full(bytes))
     }
@@ -140,6 +144,7 @@ fn rescale(layout: &Layout, update: &mut [u8], missing: &Ranges, global: &[u8]) 
     }
 }
 
+#[cfg(feature = "baselines")]
 fn slip(layout: &Layout, update: &mut [u8], missing: &Ranges, global: &[u8]) {
     for tensor in layout.tensors() {
         let (mut to, all) = (tensor.offset as usize, within(tensor.range()));

@@ -11,12 +11,13 @@ use proptest::prelude::*;
 use thalweg_fold::{reference, Accumulator, FoldError, Policy, Precision, Repair};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, Tensor};
 
-const ALL: [Policy; 6] = [
+const ALL: &[Policy] = &[
     Policy::Renormalise,
     Policy::KeepLocal,
     Policy::Zero,
     Policy::Last,
     Policy::Rescale,
+    #[cfg(feature = "baselines")]
     Policy::FedcommLegacy,
 ];
 
@@ -90,7 +91,7 @@ proptest! {
         let mut random = Random::new(seed);
         let holes = holes(&mut random, layout.bytes());
         let (sent, global, last) = (update(&layout, seed ^ 1), update(&layout, seed ^ 2), update(&layout, seed ^ 3));
-        for policy in ALL {
+        for &policy in ALL {
             let mut mended = sent.clone();
             // What is in a hole does not matter.
             for hole in holes.iter() {
@@ -116,7 +117,7 @@ proptest! {
         let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![elements])]).unwrap());
         let tensor = &layout.tensors()[0];
         let global = update(&layout, seed);
-        for policy in ALL {
+        for &policy in ALL {
             let mut random = Random::new(seed ^ 77);
             let accumulator = Accumulator::new(layout.clone(), Precision::F64);
             let mut sums = vec![(0.0, 0.0); elements as usize];
@@ -147,6 +148,18 @@ proptest! {
     }
 }
 
+#[cfg(not(feature = "baselines"))]
+#[test]
+fn a_build_without_baselines_refuses_the_legacy_of_fedcomm() {
+    let layout = Layout::pack([("w", Dtype::F32, vec![2])]).unwrap();
+    let mut update = f32s(&[1.0, 2.0]);
+    let holes: Ranges = [Range::new(0, 4)].into_iter().collect();
+    let refused = Policy::FedcommLegacy.mend(&layout, &mut update, &holes, &f32s(&[9.0, 9.0]), None);
+    assert_eq!(refused, Err(FoldError::Baseline));
+    assert_eq!(as_f32s(&update), [1.0, 2.0], "nothing changed");
+}
+
+#[cfg(feature = "baselines")]
 #[test]
 fn the_legacy_of_fedcomm_is_what_its_code_did() {
     let layout = Layout::pack([("a", Dtype::F32, vec![6]), ("b", Dtype::F32, vec![2])]).unwrap();

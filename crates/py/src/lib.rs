@@ -62,6 +62,9 @@ mod _core {
         tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
         tree_system, tree_work, Top,
     };
+    /// Whether this build has the ways of papers that only comparisons need.
+    #[pymodule_export]
+    const BASELINES: bool = thalweg_runtime::BASELINES;
     /// Maximum number of bytes of an update's metrics, as JSON, that the core keeps.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;

@@ -33,7 +33,7 @@ pub use options::{
     StartRule, TimingRule, WorkerOptions,
 };
 pub use proxy::Proxy;
-pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice};
+pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice, BASELINES};
 pub use star::{
     asked, forked, hop, kernel_routes, parts_of, work, Client, ClientEvent, RepairRule, Server, Statement,
     SumsOfRound, Top,

@@ -9,6 +9,7 @@ use thalweg_proto::{Choice, Fanout, Gather, Partial};
 use thalweg_transport::Options;
 use thalweg_wire::control::StandIn;
 
+use crate::registry::BASELINES;
 use crate::star::RepairRule;
 use crate::{Error, Kind};
 
@@ -307,6 +308,23 @@ impl ServerOptions {
         self.choose.map_or(Choice::ByName, |_| Choice::ByLot { seed: self.seed })
     }
 
+    /// The option that only builds with the feature `baselines` have, if one is set. Transports and layers
+    /// check their own options.
+    fn baseline(&self) -> Option<&'static str> {
+        if self.repair.stand_in() == Some(StandIn::FedcommLegacy) {
+            return Some("repair.policy = \"fedcomm-legacy\"");
+        }
+        let workers = self.workers.as_ref()?;
+        if workers.side_process {
+            return Some("tree.side_process = true");
+        }
+        match workers.data_plane {
+            DataPlaneRule::Pool => None,
+            DataPlaneRule::Sockets => Some("tree.data_plane = \"sockets\""),
+            DataPlaneRule::Broker => Some("tree.data_plane = \"broker\""),
+        }
+    }
+
     /// Checks the options whose types allow impossible values.
     ///
     /// # Errors
@@ -348,6 +366,12 @@ impl ServerOptions {
             if self.partial == PartialRule::Keep {
                 return bad("workers fold whole updates: with them partial has to be discard");
             }
+        }
+        match self.baseline() {
+            Some(choice) if !BASELINES => {
+                return Err(thalweg_transport::Error::no_baselines("start server", choice).into());
+            }
+            _ => {}
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");

@@ -8,6 +8,9 @@ use thalweg_transport::{memory::Memory, Address, Capabilities, Options, Setting,
 
 use crate::{options::Layers, Error, Kind};
 
+/// Whether this build has the ways of papers that only comparisons need (cargo feature `baselines`).
+pub const BASELINES: bool = cfg!(feature = "baselines");
+
 /// The proxy that masks loss in front of any TCP server.
 #[cfg(feature = "unifl")]
 pub(crate) use thalweg_unifl::proxy as masking;

@@ -10,7 +10,15 @@ use thalweg_proto::Verdict;
 use thalweg_runtime::{Server, ServerOptions};
 
 const ELEMENTS: u64 = 200_000;
-const POLICIES: [&str; 6] = ["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"];
+const POLICIES: &[&str] = &[
+    "renormalise",
+    "keep-local",
+    "zero",
+    "last",
+    "rescale",
+    #[cfg(feature = "baselines")]
+    "fedcomm-legacy",
+];
 
 fn options(policy: &str) -> Value {
     let fault = json!({ "seed": 7, "loss": 0.2 });
@@ -44,7 +52,7 @@ fn came_and_are(outcome: &Value, model: &[f32], value: f32) -> (u64, u64) {
 #[test]
 fn the_outcome_says_what_is_missing_and_what_stood_in() {
     for address in ["tcp://127.0.0.1:0", "udp://127.0.0.1:0"] {
-        for policy in POLICIES {
+        for &policy in POLICIES {
             rounds(address, policy, 2, |_, outcome, _| {
                 let bytes = layout(ELEMENTS).bytes();
                 assert_eq!(
@@ -68,8 +76,13 @@ fn the_outcome_says_what_is_missing_and_what_stood_in() {
 
 #[test]
 fn the_mean_has_what_stands_in() {
-    for (policy, other) in [("renormalise", 1.0), ("keep-local", 1.0), ("zero", 0.0), ("fedcomm-legacy", 0.0)]
-    {
+    for (policy, other) in [
+        ("renormalise", 1.0),
+        ("keep-local", 1.0),
+        ("zero", 0.0),
+        #[cfg(feature = "baselines")]
+        ("fedcomm-legacy", 0.0),
+    ] {
         rounds("tcp://127.0.0.1:0", policy, 1, |_, outcome, model| {
             let (came, fours) = came_and_are(outcome, model, 4.0);
             assert!(came.abs_diff(fours) <= 2, "{policy}: {came} came, {fours} are there"); // the counter's bytes
@@ -115,5 +128,37 @@ fn what_is_folded_on_arrival_is_not_mended() {
         let arena = Arena::new(layout.bytes()).unwrap();
         let refused = Server::start(arena, layout.clone(), "tcp://127.0.0.1:0", options).err().unwrap();
         assert!(refused.to_string().contains("renormalise"), "{refused}");
+    }
+}
+
+/// Each choice that only builds with baselines have is refused where a server is started.
+#[cfg(not(feature = "baselines"))]
+#[test]
+fn baselines_are_refused_where_the_build_has_none() {
+    let workers = |key: &str, value: Value| {
+        let mut workers = json!({ "count": 1, "split": "ranges", "command": ["true"] });
+        workers[key] = value;
+        json!({ "workers": workers })
+    };
+    let seal = json!({ "layers": { "seal": { "cipher": "aes-cbc" } } });
+    let own = |key: &str, value: Value| json!({ "transport": { "own": { key: value } } });
+    for (scheme, choice, options) in [
+        ("tcp", "fedcomm-legacy", options("fedcomm-legacy")),
+        ("tcp", "tree.data_plane = \"sockets\"", workers("data_plane", json!("sockets"))),
+        ("tcp", "tree.data_plane = \"broker\"", workers("data_plane", json!("broker"))),
+        ("tcp", "tree.side_process = true", workers("side_process", json!(true))),
+        ("tcp", "aes-cbc", seal),
+        ("rdma", "mode = \"fedrdma\"", own("mode", json!("fedrdma"))),
+        ("unifl", "control = \"paper\"", own("control", json!("paper"))),
+    ] {
+        let options: ServerOptions = serde_json::from_value(options).unwrap();
+        let layout = layout(100);
+        let arena = Arena::new(layout.bytes()).unwrap();
+        let refused =
+            Server::start(arena, layout, &format!("{scheme}://127.0.0.1:0"), options).err().unwrap();
+        assert_eq!(refused.kind(), thalweg_runtime::Kind::Unsupported, "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains(choice) && said.contains("no baselines"), "{said}");
+        assert!(said.contains("make setup BASELINES=1"), "{said}");
     }
 }

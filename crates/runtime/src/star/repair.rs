@@ -162,6 +162,7 @@ mod tests {
             (StandIn::Zero, None, [1.0, 0.0, 0.0, 4.0]),
             (StandIn::Last, Some(&old[..]), [1.0, 5.0, 5.0, 4.0]),
             (StandIn::Last, None, [1.0, 7.0, 8.0, 4.0]),
+            #[cfg(feature = "baselines")]
             (StandIn::FedcommLegacy, None, [1.0, 4.0, 0.0, 0.0]),
         ] {
             let mut model = bytes(&[1.0, 7.0, 8.0, 4.0]);
