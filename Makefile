@@ -26,13 +26,16 @@ RELEASE ?= newest
 SECONDS ?= 3600
 SEED ?= 1
 
+# With 1 the core has the baselines: the ways of papers that experiments compare with. Tests cover them, releases lack them.
+bench experiment test: export BASELINES ?= 1
+
 .PHONY: help
 help: ## this list
 	@echo 'make TARGET [ARGS="..."], where TARGET is'
 	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## prepare everything: .venv, its packages, the compiled core
+setup: ## prepare everything: .venv, its packages, the compiled core (BASELINES=1: with the ways that experiments compare with)
 	@$(STEP) "set-up" scripts/setup.sh
 
 .PHONY: system
@@ -62,7 +65,8 @@ lint-rust: # rustfmt and clippy; warnings are errors
 	  echo "hint: rustup component add clippy" >&2; exit 1; }
 	@$(STEP) "rustfmt" cargo fmt --all --check
 	@$(STEP) "rustfmt of fuzz" cargo fmt --manifest-path fuzz/Cargo.toml --check
-	@$(STEP) "clippy" cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	@$(STEP) "clippy" cargo clippy --workspace --all-targets --features thalweg-py/baselines $(LOCKED) -- -D warnings
+	@$(STEP) "clippy without baselines" cargo clippy -p thalweg-py $(LOCKED) -- -D warnings
 
 # Examples are typed as little as a reader would.
 PYTHON_FOLDERS = $(wildcard python tests scripts benches experiments examples)

@@ -9,7 +9,10 @@ from typing import Any, Final
 from benches.common import FOLDER, Figure, note
 
 LEAST: Final = 1.5
-COMMAND: Final = ("cargo", "run", "--quiet", "--release", "--package", "thalweg-seal", "--example", "throughput")
+COMMAND: Final = (
+    *("cargo", "run", "--quiet", "--release"),
+    *("--package", "thalweg-seal", "--features", "baselines", "--example", "throughput"),
+)
 
 
 def sealing() -> list[Figure]:

@@ -39,6 +39,8 @@ def main() -> int:
     began = time.monotonic()
     # An extension module has no Python to link with outside of Python; Python's tests are its tests.
     cargo = ["cargo", "test", "--workspace", "--exclude", "thalweg-py", "--no-fail-fast"]
+    # The default build has no baselines; their tests cover it, too, and so do the tests of the other code.
+    cargo += [] if os.environ.get("BASELINES") == "0" else ["--features", "thalweg-runtime/baselines"]
     cargo += ["--locked"] if os.environ.get("CI") else []
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     counts: dict[str, Counter[str]] = {}

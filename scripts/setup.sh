@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Prepares what `make run` and `make test` need: a virtual environment, its packages, the compiled core.
 # A step whose inputs have not changed since it last succeeded is skipped.
+#
+# With BASELINES=1 the core also has the baselines: the ways of papers that experiments compare with. With BASELINES=0 it
+# has none. Unless it is set, the core stays as it was chosen before; at first it has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +15,7 @@ export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
 export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 python=.venv/bin/python
 stamps=.venv/.stamps
+baselines=${BASELINES:-$(cat "$stamps/baselines" 2>/dev/null || echo 0)}
 
 fail() { # cause, hint
     echo "error: $1" >&2
@@ -75,7 +79,7 @@ install_packages() {
 
 # Whether nothing that the core is built from is newer than the core. New and removed files change their folder.
 core_is_good() {
-    [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
+    [ "$(cat "$stamps/baselines" 2>/dev/null || echo 0)" = "$baselines" ] && [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
         [ -z "$(find Cargo.toml Cargo.lock pyproject.toml crates \
             \( -name tests -o -name examples -o -name conformance -o -name '*.md' \) -prune \
             -o -newer "$stamps/core" -print -quit)" ]
@@ -87,7 +91,10 @@ install_core() {
     THALWEG_COMMIT=$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)
     export THALWEG_COMMIT
     [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
-    "$python" -m maturin develop --release --uv ${CI:+--locked}
+    local features=()
+    [ "$baselines" = 0 ] || features=(--features baselines)
+    "$python" -m maturin develop --release --uv ${CI:+--locked} "${features[@]}"
+    echo "$baselines" >"$stamps/baselines"
     mv "$stamps/core.next" "$stamps/core"
 }
 
@@ -103,8 +110,9 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 
+case $baselines in 0 | 1) ;; *) fail "BASELINES is $baselines" "Set it to 1 or 0" ;; esac
 check_tools
 venv_is_good || step "virtual environment in .venv" "$0" make_venv
 "$python" -m uv --version >/dev/null 2>&1 || step "uv, which installs the packages" "$0" install_uv
 cmp -s requirements/dev.lock "$stamps/dev.lock" || step "packages of requirements/dev.lock, PyTorch among them" "$0" install_packages
-core_is_good || step "compiled core, a release build" "$0" install_core
+core_is_good || step "compiled core, a release build$([ "$baselines" = 0 ] || echo " with baselines")" "$0" install_core

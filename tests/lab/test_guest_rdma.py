@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from tests.lab.test_guest import built, thalweg
+from thalweg import _core
 from thalweg.lab import guest
 from thalweg.report.source import read_run
 from thalweg.wire import table_of
@@ -17,7 +18,7 @@ from thalweg.wire import table_of
 __all__ = ["built"]
 
 ROOT: Final = Path(__file__).parents[2]
-MODES: Final = ("window", "pull", "fedrdma-e", "fedrdma", "whole")
+MODES: Final = ("window", "pull", "fedrdma-e", *(["fedrdma"] if _core.BASELINES else []), "whole")
 MIB: Final = 1 << 20
 
 #: A device of the guest's own, whose packets come back at once.
@@ -32,7 +33,19 @@ rdma link add rxe0 type rxe netdev loop0
 def binary(package: str, test: str) -> Path:
     """Build a test of a crate, and return its program."""
     done = subprocess.run(
-        ["cargo", "test", "-q", "-p", package, "--test", test, "--no-run", "--message-format=json"],
+        [
+            "cargo",
+            "test",
+            "-q",
+            "-p",
+            package,
+            "--test",
+            test,
+            "--features",
+            "baselines",
+            "--no-run",
+            "--message-format=json",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
