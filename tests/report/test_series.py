@@ -108,7 +108,7 @@ def test_rounds_of_runs_that_are_alike_are_taken_together(tmp_path: Path) -> Non
     paths = [make(tmp_path / name, rounds=rounds) for name, rounds in (("a", 2), ("b", 4))]
     other = make(tmp_path / "c", plan={"transport": {"congestion": "cubic"}})
     found = groups([numbers(read_run(path)) for path in (*paths, other)])
-    assert [(one.transport, one.place, one.runs, len(one.seconds)) for one in found] == [
+    assert [(one.transport, one.condition, one.runs, len(one.seconds)) for one in found] == [
         ("tcp", "wifi", 2, 6),
         ("tcp cubic", "wifi", 1, 4),
     ]
@@ -118,11 +118,11 @@ def test_rounds_of_runs_that_are_alike_are_taken_together(tmp_path: Path) -> Non
 def test_runs_of_other_models_are_kept_apart(tmp_path: Path) -> None:
     paths = [make(tmp_path / "a"), make(tmp_path / "b", plan={"model": {"name": "vgg5"}})]
     found = groups([numbers(read_run(path)) for path in paths])
-    assert [one.place for one in found] == ["wifi, lenet", "wifi, vgg5"]
+    assert [one.condition for one in found] == ["wifi, lenet", "wifi, vgg5"]
 
 
 def test_runs_whose_losses_stay_are_kept_apart(tmp_path: Path) -> None:
     paths = [make(tmp_path / "a"), make(tmp_path / "b", plan={"repair": {"resend": False}})]
     runs = [read_run(path) for path in paths]
-    assert [one.place for one in groups([numbers(run) for run in runs])] == ["wifi", "wifi, losses not resent"]
+    assert [one.condition for one in groups([numbers(run) for run in runs])] == ["wifi", "wifi, losses not resent"]
     assert labels(runs)[1] == "losses not resent"

@@ -41,7 +41,7 @@ class Report:
     def table(self) -> dict[str, object]:
         """Return the report as a table for JSON."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return own | {"verdicts": [{"network": place, **one.table()} for place, one in self.verdicts.items()]}
+        return own | {"verdicts": [{"network": condition, **one.table()} for condition, one in self.verdicts.items()]}
 
 
 def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost: Sequence[Lost] = ()) -> Report:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
 from thalweg.report.senders import bbr_by_default, with_system
-from thalweg.report.series import places
+from thalweg.report.series import conditions
 from thalweg.report.values import CellNumbers, Compared
 from thalweg.ui.verdict import Verdict, verdict
 
@@ -53,7 +53,7 @@ class Cell:
     """All runs with the same transport, network, model and number of clients."""
 
     transport: str
-    place: str
+    condition: str
     runs: Sequence[Compared]
 
     @property
@@ -84,7 +84,7 @@ class Cell:
         bounds = [row.bound_seconds for row in rounds if row.bound_seconds is not None]
         return CellNumbers(
             transport=self.transport,
-            network=self.place,
+            network=self.condition,
             runs=len(self.done),
             failed=len(self.failed),
             reasons=self.reasons,
@@ -101,28 +101,28 @@ class Cell:
 def cells(runs: Sequence[Compared], lost: Sequence[Lost] = ()) -> list[Cell]:
     """Return the cells of runs and of those that left no record, the networks in their order, the fastest first."""
     every = [*runs, *(one.numbers() for one in lost)]
-    there = places(every)
+    there = conditions(every)
     found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
-    for at, (run, place) in enumerate(zip(every, there, strict=True)):
+    for at, (run, condition) in enumerate(zip(every, there, strict=True)):
         beside = [
             (other.transport, other.congestion_control)
             for other, where in zip(runs, there, strict=False)
-            if where == place
+            if where == condition
         ]
         name = run.transport if at < len(runs) else with_system(run.transport, beside)
-        found[place, name].append(run)
-    order = list(dict.fromkeys(place for place, _ in found))
-    made = [Cell(transport, place, members) for (place, transport), members in found.items()]
-    return sorted(made, key=lambda cell: (order.index(cell.place), median(cell.by_run or [float("inf")])))
+        found[condition, name].append(run)
+    order = list(dict.fromkeys(condition for condition, _ in found))
+    made = [Cell(transport, condition, members) for (condition, transport), members in found.items()]
+    return sorted(made, key=lambda cell: (order.index(cell.condition), median(cell.by_run or [float("inf")])))
 
 
 def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
     """Return the verdict for each network, by its name."""
     made = {}
-    for place in dict.fromkeys(cell.place for cell in found):
-        there = [cell for cell in found if cell.place == place]
+    for condition in dict.fromkeys(cell.condition for cell in found):
+        there = [cell for cell in found if cell.condition == condition]
         values = {cell.transport: cell.by_run for cell in there}
-        made[place] = verdict(values, {cell.transport: len(cell.failed) for cell in there})
+        made[condition] = verdict(values, {cell.transport: len(cell.failed) for cell in there})
     return made
 
 

@@ -71,10 +71,10 @@ class Style:
 def styles(cells: Sequence[Cell]) -> list[Style]:
     """Return the style of each cell."""
     colours = of_transports(cell.transport for cell in cells)
-    places = list(dict.fromkeys(cell.place for cell in cells))
+    conditions = list(dict.fromkeys(cell.condition for cell in cells))
     found = []
     for number, cell in enumerate(cells):
-        at = places.index(cell.place)
+        at = conditions.index(cell.condition)
         found.append(Style(str(number), colours[cell.transport], DASHES[at % len(DASHES)], SYMBOLS[at % len(SYMBOLS)]))
     return found
 
@@ -224,8 +224,8 @@ def communication_time(runs: Sequence[Compared]) -> Chart:
         traces.append(_bars(members, transport, index, colours[transport], unit(runs)))
         marks += _bound_marks(members, index, named=not marks)
     # Bars stand side by side only if a network has several transports.
-    places = len({group.place for group in found})
-    mode, gap = ("group" if places < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
+    conditions = len({group.condition for group in found})
+    mode, gap = ("group" if conditions < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
     layout = axes(
         "",
         f"communication of {unit_with_article(runs)} (s)",
@@ -241,9 +241,9 @@ def communication_time(runs: Sequence[Compared]) -> Chart:
     return Chart("communication-time", traces + marks, layout)
 
 
-def category(place: str) -> str:
+def category(condition: str) -> str:
     """Return a network's name for the axis of a plot, broken into short lines so that names fit side by side."""
-    return escaped(place).replace(", ", ",<br>")
+    return escaped(condition).replace(", ", ",<br>")
 
 
 def _bars(members: Sequence[Group], transport: str, index: int, colour: str, word: str) -> Trace:
@@ -252,7 +252,7 @@ def _bars(members: Sequence[Group], transport: str, index: int, colour: str, wor
         "type": "bar",
         "name": escaped(transport),
         "offsetgroup": str(index),
-        "x": [category(group.place) for group in members],
+        "x": [category(group.condition) for group in members],
         "y": middles,
         "marker": {"color": colour},
         "error_y": {
@@ -281,7 +281,7 @@ def _bound_marks(members: Sequence[Group], index: int, *, named: bool) -> list[T
     bounded = [group for group in members if group.bound is not None]
     if not bounded:
         return []
-    marks = _marks([category(group.place) for group in bounded], [group.bound for group in bounded], 34, BOUND)
+    marks = _marks([category(group.condition) for group in bounded], [group.bound for group in bounded], 34, BOUND)
     return [{**marks, "offsetgroup": str(index), "showlegend": named}]
 
 

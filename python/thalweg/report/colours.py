@@ -32,9 +32,9 @@ def of_transports(names: Iterable[str]) -> dict[str, str]:
     for name in sorted(set(names)):
         ways[name.partition(" ")[0]].append(name)
     return {
-        name: _shade(_base(scheme), SHADES[place % len(SHADES)])
+        name: _shade(_base(scheme), SHADES[index % len(SHADES)])
         for scheme, found in ways.items()
-        for place, name in enumerate(found)
+        for index, name in enumerate(found)
     }
 
 

@@ -49,11 +49,11 @@ class Page:
     def chart(self, chart: Chart) -> None:
         """Add a plot, if it has traces, and its notes."""
         if chart.traces:
-            place = f"plot-{len(self.charts)}"
-            scale = f'<label class="scale"><input type="checkbox" value="{place}"> logarithmic</label>'
+            plot = f"plot-{len(self.charts)}"
+            scale = f'<label class="scale"><input type="checkbox" value="{plot}"> logarithmic</label>'
             self.parts.append(scale if chart.name in SCALED else "")
             self.parts.append(
-                f'<div class="plot" id="{place}" data-chart="{len(self.charts)}" data-axis="{chart.scaled}" '
+                f'<div class="plot" id="{plot}" data-chart="{len(self.charts)}" data-axis="{chart.scaled}" '
                 f'data-name="{chart.name}" style="height:{chart.height}px"></div>'
             )
             self.charts.append(chart.content())
@@ -73,9 +73,9 @@ class Page:
 
     def each(self, runs: Sequence[Run], make: Callable[[Run, int], Chart]) -> None:
         """Add a plot for each run, with the first one unfolded."""
-        for place, run in enumerate(runs[:MOST_RUNS]):
+        for number, run in enumerate(runs[:MOST_RUNS]):
             if len(runs) > 1:
-                self.parts.append(f"<details{'' if place else ' open'}><summary>{escaped(run.label)}</summary>")
+                self.parts.append(f"<details{'' if number else ' open'}><summary>{escaped(run.label)}</summary>")
             self.chart(make(run, len(runs[:MOST_RUNS])))
             self.parts.append("</details>" if len(runs) > 1 else "")
         rest = len(runs) - MOST_RUNS

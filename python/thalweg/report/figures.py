@@ -110,13 +110,13 @@ def _figures(runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> Iterator[tup
     yield "communication-time", lambda figure: _communication(figure, numbers)
     yield "round-time", lambda figure: _round_time(figure, numbers)
     for number, run in enumerate(runs, 1):
-        place = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
-        yield f"timeline{place}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
+        suffix = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
+        yield f"timeline{suffix}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
         if workers.has_workers(run):
-            yield f"workers{place}", lambda figure, run=run: _workers(figure, run)  # type: ignore[misc]
+            yield f"workers{suffix}", lambda figure, run=run: _workers(figure, run)  # type: ignore[misc]
         if numbers[number - 1].graph is not None:
-            yield f"graph{place}", lambda figure, of=numbers[number - 1].graph: _graph(figure, of)  # type: ignore[misc]
-        yield f"links{place}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
+            yield f"graph{suffix}", lambda figure, of=numbers[number - 1].graph: _graph(figure, of)  # type: ignore[misc]
+        yield f"links{suffix}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
 
 
 def _slug(label: str) -> str:
@@ -229,22 +229,22 @@ def _communication(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
     if not found:
         raise NothingToDrawError(f"no {unit(numbers)} was finished")
     axes = figure.add_subplot()
-    places = list(dict.fromkeys(group.place for group in found))
+    conditions = list(dict.fromkeys(group.condition for group in found))
     transports = list(dict.fromkeys(group.transport for group in found))
     # Bars stand side by side only if a network has several transports.
-    columns = len(transports) if len(places) < len(found) else 1
+    columns = len(transports) if len(conditions) < len(found) else 1
     width = 0.8 / columns if columns > 1 else 0.5
     colours = of_transports(transports)
     for index, transport in enumerate(transports):
         for group in (group for group in found if group.transport == transport):
-            at = places.index(group.place) + (index - (columns - 1) / 2) * width * (columns > 1)
+            at = conditions.index(group.condition) + (index - (columns - 1) / 2) * width * (columns > 1)
             middle = group.median
             spread = [[middle - min(group.seconds)], [max(group.seconds) - middle]]
             axes.bar(at, middle, 0.85 * width, color=colours[transport], label=_name(transport))
             axes.errorbar(at, middle, yerr=spread, color="#333333", capsize=2, linewidth=0.8)
             if group.bound is not None:
                 axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label=BOUND)
-    _ticks(figure, axes, range(len(places)), places)
+    _ticks(figure, axes, range(len(conditions)), conditions)
     axes.set_ylabel(f"communication of {unit_with_article(numbers)} (s)")
     axes.grid(visible=False, axis="x")
     axes.set_ylim(bottom=0)
@@ -280,10 +280,10 @@ def _round_time(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
         box.set(facecolor=colours[one.transport], alpha=0.6)
     for middle in boxes["medians"]:
         middle.set_color("black")
-    for place, one in enumerate(chosen, 1):
+    for position, one in enumerate(chosen, 1):
         if one.floor is not None:
             axes.hlines(
-                one.floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR
+                one.floor, position - 0.4, position + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR
             )
     _ticks(figure, axes, range(1, len(chosen) + 1), [one.name for one in chosen])
     axes.set_ylabel(f"time of {unit_with_article(numbers)} (s)")
@@ -338,13 +338,13 @@ def _graph(figure: Figure, of: GraphNumbers) -> None:
     """Draw a graph, with slow nodes in red (udp-dpsgd, figure 3)."""
     figure.set_figheight(WIDTH)
     drawn = figure.add_subplot()
-    places, slow = graphs.positions(len(of.nodes), of.edges), set(of.slow)
+    points, slow = graphs.positions(len(of.nodes), of.edges), set(of.slow)
     for a, b in of.edges:
-        drawn.plot(*zip(places[a], places[b], strict=True), color=GREY, linewidth=0.6, zorder=0)
-    for place, node in zip(places, of.nodes, strict=False):
+        drawn.plot(*zip(points[a], points[b], strict=True), color=GREY, linewidth=0.6, zorder=0)
+    for point, node in zip(points, of.nodes, strict=False):
         shade = graphs.RED if node.node in slow else graphs.BLUE
-        drawn.scatter(*place, s=40, color=shade, label="slow" if node.node in slow else None)
-        drawn.annotate(_name(node.node, TICK), place, (0, 5), textcoords="offset points", ha="center", fontsize=5)
+        drawn.scatter(*point, s=40, color=shade, label="slow" if node.node in slow else None)
+        drawn.annotate(_name(node.node, TICK), point, (0, 5), textcoords="offset points", ha="center", fontsize=5)
     drawn.set_axis_off()
     drawn.margins(0.12)
 

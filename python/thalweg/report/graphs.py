@@ -61,13 +61,13 @@ def graph(run: Run) -> GraphNumbers | None:
 
 def chart(found: GraphNumbers) -> Chart:
     """Draw the graph. Slow nodes are red, and a node shows its numbers when pointed at."""
-    places = positions(len(found.nodes), found.edges)
+    points = positions(len(found.nodes), found.edges)
     slow = set(found.slow)
     lines: dict[str, list[float | None]] = {"x": [], "y": []}
     for a, b in found.edges:
         for axis, at in (("x", 0), ("y", 1)):
-            lines[axis] += [places[a][at], places[b][at], None]
-    nodes = found.nodes[: len(places)]
+            lines[axis] += [points[a][at], points[b][at], None]
+    nodes = found.nodes[: len(points)]
     traces: list[Trace] = [
         {"type": "scatter", "mode": "lines", **lines, "line": {"color": GREY, "width": 1}, "hoverinfo": "skip",
          "showlegend": False},
@@ -77,7 +77,7 @@ def chart(found: GraphNumbers) -> Chart:
         ("slow nodes", RED, [at for at, node in enumerate(nodes) if node.node in slow]),
     ):
         if chosen:
-            traces.append(_dots(name, colour, [nodes[at] for at in chosen], [places[at] for at in chosen]))
+            traces.append(_dots(name, colour, [nodes[at] for at in chosen], [points[at] for at in chosen]))
     hidden = {"visible": False, "rangemode": "normal"}
     layout = axes("", "", showlegend=bool(slow), xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"})
     return Chart("graph", traces, layout, [], 460)
@@ -95,7 +95,7 @@ def positions(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[float,
     return [(round(float(found[node][0]), 4), round(float(found[node][1]), 4)) for node in range(nodes)]
 
 
-def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], places: Sequence[tuple[float, float]]) -> Trace:
+def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], points: Sequence[tuple[float, float]]) -> Trace:
     details = [
         [_time(node.train_seconds), _time(node.exchange_seconds), node.iterations, node.timed_out] for node in nodes
     ]
@@ -103,8 +103,8 @@ def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], places: Sequence
         "type": "scatter",
         "mode": "markers+text",
         "name": name,
-        "x": [place[0] for place in places],
-        "y": [place[1] for place in places],
+        "x": [point[0] for point in points],
+        "y": [point[1] for point in points],
         "text": [escaped(node.node) for node in nodes],
         "textposition": "top center",
         "customdata": details,

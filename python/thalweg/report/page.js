@@ -46,29 +46,29 @@
     throw error;
   }
 
-  function draw(place) {
-    if (place.dataset.drawn) return;
-    place.dataset.drawn = "yes";
-    const chart = charts[place.dataset.chart];
+  function draw(plot) {
+    if (plot.dataset.drawn) return;
+    plot.dataset.drawn = "yes";
+    const chart = charts[plot.dataset.chart];
     const config = { responsive: true, displaylogo: false, toImageButtonOptions: { filename: chart.name },
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-    Plotly.newPlot(place, chart.traces, layout(chart, place.clientWidth), config);
+    Plotly.newPlot(plot, chart.traces, layout(chart, plot.clientWidth), config);
   }
 
-  const places = [...document.querySelectorAll(".plot")];
-  for (const place of places) {
-    const folded = place.closest("details");
-    if (folded && !folded.open) folded.addEventListener("toggle", () => draw(place), { once: true });
-    else draw(place);
+  const plots = [...document.querySelectorAll(".plot")];
+  for (const plot of plots) {
+    const folded = plot.closest("details");
+    if (folded && !folded.open) folded.addEventListener("toggle", () => draw(plot), { once: true });
+    else draw(plot);
   }
   for (const box of document.querySelectorAll("label.scale input")) {
     box.addEventListener("change", () => {
-      const place = document.getElementById(box.value);
-      const axis = place.dataset.axis;
-      Plotly.relayout(place, { [`${axis}.type`]: box.checked ? "log" : "linear", [`${axis}.autorange`]: true });
+      const plot = document.getElementById(box.value);
+      const axis = plot.dataset.axis;
+      Plotly.relayout(plot, { [`${axis}.type`]: box.checked ? "log" : "linear", [`${axis}.autorange`]: true });
     });
   }
   dark.addEventListener("change", () => {
-    for (const place of places) if (place.dataset.drawn) Plotly.relayout(place, { template: template() });
+    for (const plot of plots) if (plot.dataset.drawn) Plotly.relayout(plot, { template: template() });
   });
 })();

@@ -74,8 +74,8 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
     found = cells(numbers, lost)
     made.section("answer", "Answer")
     answers = verdicts(found)
-    for place, one in list(answers.items())[:MOST_VERDICTS]:
-        made.sentence(f"{place}: {one.sentence}." if len(answers) > 1 else f"{one.sentence}.")
+    for condition, one in list(answers.items())[:MOST_VERDICTS]:
+        made.sentence(f"{condition}: {one.sentence}." if len(answers) > 1 else f"{one.sentence}.")
     made.notes(
         [f"{len(answers) - MOST_VERDICTS} more networks are in the table"] if len(answers) > MOST_VERDICTS else []
     )
@@ -83,7 +83,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
     made.about(ANSWER)
     made.chart(charts.communication_time(numbers))
     made.parts.append(tables.cells([cell.numbers() for cell in found]))
-    made.notes(f"{cell.transport}, {cell.place}: {why}" for cell in found for why in _failures(cell))
+    made.notes(f"{cell.transport}, {cell.condition}: {why}" for cell in found for why in _failures(cell))
     if _has_curve(numbers):
         made.section("accuracy", "Accuracy", f"{ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else ACCURACY)
         made.chart(charts.accuracy_rounds(numbers))
@@ -187,9 +187,9 @@ def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
     made.section("traces", "Traces", TRACES)
     made.parts.append(traces.summary([link.numbers() for link in links]))
     since = traces.started(links)
-    for place, link in enumerate(links[:MOST_RUNS]):
+    for number, link in enumerate(links[:MOST_RUNS]):
         name = f"{link.file}: to {link.peer}, link {link.link}"
-        made.parts.append(f"<details{'' if place else ' open'}><summary>{escaped(name)}</summary>")
+        made.parts.append(f"<details{'' if number else ' open'}><summary>{escaped(name)}</summary>")
         made.chart(traces.chart(link, since[link.file]))
         made.parts.append("</details>")
     rest = len(links) - MOST_RUNS

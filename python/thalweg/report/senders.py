@@ -68,7 +68,8 @@ def with_system(name: str, runs: Iterable[tuple[str, str | None]]) -> str:
     """Return the name of a failed run's transport, with the congestion control of other runs.
 
     Without a record it is unknown which one the system chose. ``runs``: transport and congestion control of those in
-    the same place. If all of them with transport ``name`` have the same congestion control, the failed run gets it too.
+    the same condition. If all of them with transport ``name`` have the same congestion control, the failed run gets it
+    too.
     """
     found = {transport for transport, word in runs if word is not None and _without(transport, word) == name}
     return found.pop() if len(found) == 1 else name

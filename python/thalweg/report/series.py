@@ -44,10 +44,10 @@ def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
 
 @dataclass(frozen=True)
 class Group:
-    """Communication of all runs with the same transport and place: network, repair, model, clients."""
+    """Communication of all runs with the same transport and condition: network, repair, model, clients."""
 
     transport: str
-    place: str
+    condition: str
     runs: int
     seconds: Sequence[float]
     bound: float | None
@@ -66,7 +66,9 @@ def groups(runs: Sequence[Compared]) -> list[Group]:
         seconds = [value for value, _ in each if value is not None]
         bounds = [bound for value, bound in each if value is not None and bound is not None]
         if seconds:
-            made.append(Group(cell.transport, cell.place, len(cell.runs), seconds, median(bounds) if bounds else None))
+            made.append(
+                Group(cell.transport, cell.condition, len(cell.runs), seconds, median(bounds) if bounds else None)
+            )
     return made
 
 
@@ -89,11 +91,11 @@ def _point(number: int, pairs: Sequence[tuple[float, float]]) -> Point:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs with the same transport and place. ``name`` distinguishes it from the other cells of the page."""
+    """Runs with the same transport and condition. ``name`` distinguishes it from the other cells of the page."""
 
     name: str
     transport: str
-    place: str
+    condition: str
     runs: Sequence[Compared]
 
     @property
@@ -114,18 +116,18 @@ class Cell:
 def by_cell(runs: Sequence[Compared]) -> list[Cell]:
     """Return the cells of runs (their numbers), by network, in order of appearance."""
     found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
-    names = places(runs)
-    for run, place in zip(runs, names, strict=True):
-        found[run.transport, place].append(run)
+    names = conditions(runs)
+    for run, condition in zip(runs, names, strict=True):
+        found[run.transport, condition].append(run)
     order = list(dict.fromkeys(names))
     transports, networks = ({key[part] for key in found} for part in (0, 1))
 
-    def name(transport: str, place: str) -> str:
-        words = [transport] * (len(transports) > 1 or len(networks) == 1) + [place] * (len(networks) > 1)
+    def name(transport: str, condition: str) -> str:
+        words = [transport] * (len(transports) > 1 or len(networks) == 1) + [condition] * (len(networks) > 1)
         return ", ".join(words)
 
     cells = [Cell(name(*key), *key, members) for key, members in found.items()]
-    return sorted(cells, key=lambda cell: order.index(cell.place))
+    return sorted(cells, key=lambda cell: order.index(cell.condition))
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _round_times(cell: Cell) -> RoundTimes:
     return RoundTimes(cell.name, cell.transport, seconds, split, median(floors) if floors else None)
 
 
-def places(runs: Sequence[Compared]) -> list[str]:
+def conditions(runs: Sequence[Compared]) -> list[str]:
     """Return a name of each run's network, with the other properties of the job that differ between runs."""
     models, clients = {run.model for run in runs}, {run.clients for run in runs}
 
@@ -296,12 +298,12 @@ def _binned(one: Samples, name: str, begin: float, width: float, bins: int) -> L
     sums = np.concatenate(([0.0], one.bytes_out))
     times = np.column_stack((rises, one.seconds)).ravel()
     carried = np.interp(edges, times, np.column_stack((sums[:-1], sums[1:])).ravel())
-    places = np.clip(((one.seconds - begin) / width).astype(np.int64), 0, bins - 1)
+    indices = np.clip(((one.seconds - begin) / width).astype(np.int64), 0, bins - 1)
     # A queue keeps its length until the next sample, because each change is sampled.
     queue = np.zeros(bins)
-    np.maximum.at(queue, places, one.queue_bytes)
+    np.maximum.at(queue, indices, one.queue_bytes)
     last = np.searchsorted(one.seconds, edges[1:], side="left")
-    seen = np.isin(np.arange(bins), places)
+    seen = np.isin(np.arange(bins), indices)
     held = np.where(last > 0, one.queue_bytes[np.maximum(last - 1, 0)], 0.0)
     rate = np.where(last > 0, one.rate[np.maximum(last - 1, 0)], one.rate[0])
     throughput = np.diff(carried) * np.float64(8 / width)

@@ -34,13 +34,13 @@ def settings(plans: Sequence[Plan]) -> list[str]:
 
 def _flat(path: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for key, value in table.items():
-        place = f"{path}.{key}" if path else key
-        if place in NAMED_SECTIONS or place in NAMED:
+        name = f"{path}.{key}" if path else key
+        if name in NAMED_SECTIONS or name in NAMED:
             continue
         if isinstance(value, dict):
-            yield from _flat(place, value)
+            yield from _flat(name, value)
         else:
-            yield place, value
+            yield name, value
 
 
 def _words(one: Mapping[str, object], differing: Sequence[str]) -> str:

@@ -236,8 +236,8 @@ def chart(trace: LinkTrace, since: float) -> Chart:
     known = [point for point in found if point is not None]
     drawn: list[Trace] = []
     rows = [row for row in ROWS if any(point.values.get(key) is not None for key, *_ in row[2] for point in known)]
-    for place, (title, factor, shown) in enumerate(rows, 1):
-        drawn += [{**line, **_row_of(place, title)} for line in _lines(found, factor, shown, since)]
+    for position, (title, factor, shown) in enumerate(rows, 1):
+        drawn += [{**line, **_row_of(position, title)} for line in _lines(found, factor, shown, since)]
     has_waits = any(point.waits for point in known)
     if has_waits:
         drawn += [{**bars, **_row_of(len(rows) + 1, WAITING)} for bars in _waits(known, since)]
@@ -246,12 +246,12 @@ def chart(trace: LinkTrace, since: float) -> Chart:
     return Chart("trace", drawn, _layout(titles), notes, 60 + 170 * len(titles))
 
 
-def _axis(place: int) -> str:
-    return "y" if place == 1 else f"y{place}"
+def _axis(position: int) -> str:
+    return "y" if position == 1 else f"y{position}"
 
 
-def _row_of(place: int, title: str) -> Trace:
-    return {"yaxis": _axis(place), "legendgroup": title, "legendgrouptitle": {"text": title}}
+def _row_of(position: int, title: str) -> Trace:
+    return {"yaxis": _axis(position), "legendgroup": title, "legendgrouptitle": {"text": title}}
 
 
 def _lines(
@@ -294,9 +294,9 @@ def _waits(known: Sequence[Point], since: float) -> list[Trace]:
 def _layout(titles: Sequence[str]) -> Trace:
     layout: Trace = {"barmode": "stack", "bargap": 0, "hovermode": "x"}
     share = 1 / len(titles)
-    for place, title in enumerate(titles, 1):
-        top = 1 - (place - 1) * share
-        layout[f"yaxis{'' if place == 1 else place}"] = {
+    for position, title in enumerate(titles, 1):
+        top = 1 - (position - 1) * share
+        layout[f"yaxis{'' if position == 1 else position}"] = {
             "title": {"text": title}, "rangemode": "tozero", "domain": [max(0.0, top - 0.86 * share), top],
             **({"range": [0, 100]} if title == WAITING else {}),
         }  # fmt: skip

@@ -130,7 +130,7 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class GraphNumbers:
-    """A job on a graph. ``edges`` are pairs of places in ``nodes``."""
+    """A job on a graph. ``edges`` are pairs of positions in ``nodes``."""
 
     word: str | None
     spectral_gap: float | None
