@@ -206,7 +206,7 @@ def _step(
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)
-    report = IterationReport(**wire.plain(_waited(node, sent)))
+    report = IterationReport.of(wire.plain(_waited(node, sent)))
     swap.after(report.incomplete, fresh=report.fresh)
     mixed = time.monotonic()
     after = peer.sketch()

@@ -7,14 +7,34 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
 
 from thalweg.job.common.messages import Line
-from thalweg.wire import Table
+
+
+@dataclass(frozen=True)
+class NeighbourExchange:
+    """What a node received of a neighbour's model; the columns of ``exchanges`` in the record say what the fields mean.
+
+    ``peer`` is the neighbour.
+    """
+
+    peer: str
+    weight: float
+    state: str
+    bytes: int
+    expected: int
+    chunks: int
+    duplicates: int
+    corrupt: int
+    late_chunks: int
+    first_seconds: float | None
+    last_seconds: float | None
+    newest: int
 
 
 @dataclass(frozen=True)
 class IterationReport:
     """The core's report of an iteration of one node (docs/reference/outcome.md).
 
-    Times are in seconds of the node's clock. ``exchanges`` has a table for each neighbour, as the record keeps it.
+    Times are in seconds of the node's clock. ``exchanges`` has one for each neighbour.
     """
 
     round: int
@@ -42,16 +62,21 @@ class IterationReport:
     late_chunks: int
     early_dropped: int
     bad_chunks: int
-    exchanges: Sequence[Table]
+    exchanges: Sequence[NeighbourExchange]
+
+    @classmethod
+    def of(cls, table: Line) -> IterationReport:
+        """Return the report that a table stands for. Raises TypeError for unknown or missing fields."""
+        return cls(**{**table, "exchanges": [NeighbourExchange(**one) for one in table["exchanges"]]})
 
     @property
     def incomplete(self) -> list[str]:
         """Names of the neighbours whose model did not arrive as a whole."""
-        return [str(one["peer"]) for one in self.exchanges if one["peer"] not in self.whole]
+        return [one.peer for one in self.exchanges if one.peer not in self.whole]
 
     def table(self) -> dict[str, object]:
-        """Return its fields by name."""
-        return dict(vars(self))
+        """Return its fields by name, with a table for each neighbour, as the record keeps it."""
+        return {**vars(self), "exchanges": [vars(one) for one in self.exchanges]}
 
 
 @dataclass(frozen=True)
@@ -110,7 +135,7 @@ class Finished:
         """Return the line that a table stands for. Raises TypeError for unknown or missing fields."""
         evaluation = table["evaluation"]
         made = {
-            "report": IterationReport(**table["report"]),
+            "report": IterationReport.of(table["report"]),
             "evaluation": None if evaluation is None else Evaluation(**evaluation),
         }
         return cls(**{**table, **made})
