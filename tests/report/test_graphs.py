@@ -16,7 +16,7 @@ from thalweg.advise.evidence import gather
 from thalweg.plan import Plan
 from thalweg.record.nodes import entry
 from thalweg.record.tables import ON_GRAPHS, write_parquet
-from thalweg.report import charts, report
+from thalweg.report import charts, report, tables
 from thalweg.report.graphs import chart, graph, positions
 from thalweg.report.numbers import labels, numbers
 from thalweg.report.source import read_run
@@ -121,6 +121,8 @@ def test_a_graph_has_nodes_and_iterations_where_others_have_clients_and_rounds(t
     assert charts.round_time([star, ring]).layout["xaxis"]["title"]["text"] == "time of a round (s)"
     assert charts.by_round([ring], "loss")["xaxis"]["title"]["text"] == "iteration"
     assert labels([read_run(tmp_path / "star"), read_run(tmp_path / "ring")])[1].startswith("3 nodes")
+    assert re.search(r"<th[^>]*>iterations</th>", tables.facts([ring])[0])
+    assert re.search(r"<th[^>]*>rounds</th>", tables.facts([star])[0])
 
 
 def test_a_damaged_graph_is_no_reason_to_fail(tmp_path: Path) -> None:

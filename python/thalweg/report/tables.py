@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from thalweg.report.text import commit_words, escaped, table
 from thalweg.report.trees import TreeNode
-from thalweg.report.values import CellNumbers, LinkNumbers, NodeNumbers, PartyNumbers, RunNumbers
+from thalweg.report.values import CellNumbers, LinkNumbers, NodeNumbers, PartyNumbers, RunNumbers, unit
 from thalweg.ui.phrases import percent, phrase, shape, shortly
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
@@ -59,6 +59,8 @@ size = known(format_bytes)
 seconds = known(format_seconds)
 share = known(percent)
 
+# Names of facts about jobs on graphs, by those about other jobs.
+ON_GRAPHS: Final = {"clients": "nodes", "rounds": "iterations", "time of a round": "time of an iteration"}
 FACTS: Final[Columns[RunNumbers]] = (
     ("record", lambda run: word(run.record)),
     ("status", lambda run: "; ".join(filter(None, (run.status, run.reason)))),
@@ -172,7 +174,8 @@ def cells(rows: Sequence[CellNumbers]) -> str:
 
 def facts(runs: Sequence[RunNumbers]) -> list[str]:
     """Return what is known of runs: a table of what all have in common, and one with a row for each run's rest."""
-    found = [(name, [show(run) for run in runs]) for name, show in FACTS]
+    names = ON_GRAPHS if unit(runs) == "iteration" else {}
+    found = [(names.get(name, name), [show(run) for run in runs]) for name, show in FACTS]
     known = [(name, values) for name, values in found if not set(values) <= EMPTY]
     common = [(name, values[0]) for name, values in known if len(set(values)) == 1]
     differing = [(name, values) for name, values in known if len(set(values)) > 1]
