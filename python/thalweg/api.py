@@ -186,8 +186,8 @@ class Server:
             self._tell(self._core.notes())
             if here >= wanted or left == 0:
                 return here
-            for name, reason, gone in server_reports.departed(self._core):
-                if gone and (name, reason) not in warned:
+            for name, reason, has_left in server_reports.departed(self._core):
+                if has_left and (name, reason) not in warned:
                     warned.add((name, reason))
                     _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
 

@@ -33,7 +33,7 @@ def test_transports_are_compared_in_each_network() -> None:
         row(4, [], transport="unifl", network="none", failed=2),
     ]
     found = answers(rows, "measured")
-    assert [one.place for one in found] == ["network lossy", "network none"]
+    assert [one.condition for one in found] == ["network lossy", "network none"]
     assert found[0].verdict.sentence.startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
     assert found[0].verdict.repetitions == 4
     assert found[1].verdict.failed == {"unifl": (2, 2)}
@@ -67,5 +67,5 @@ def test_many_answers_are_in_the_file() -> None:
 def test_a_bench_has_its_answers(tmp_path: Any) -> None:
     found = bench(tmp_path).run(Quiet(), execute=Fake())
     (answer,) = found.answers
-    assert answer.place == ""
+    assert answer.condition == ""
     assert set(answer.verdict.leaders) == {"tcp", "memory"}, "made-up runs are all alike"

@@ -1,6 +1,6 @@
 """The answers of a bench: for each combination of its other settings, which way to move updates is fastest.
 
-A way is a transport with its options, or a case. The other settings, such as the network, are a ``place``.
+A way is a transport with its options, or a case. The other settings, such as the network, are a ``condition``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from thalweg.bench.values import Answer, CellNumbers
 from thalweg.report.senders import bbr_by_default
 from thalweg.ui.verdict import Verdict, verdict
 
-# An axis of this section is part of the way, so its values are compared. Any other axis belongs to the place.
+# An axis of this section is part of the way, so its values are compared. Any other axis belongs to the condition.
 SECTION: Final = "transport."
 # The times that are compared, by accounting.
 BY_RUN: Final[Mapping[str, Callable[[CellNumbers], Sequence[float | None]]]] = {
@@ -45,15 +45,15 @@ def _sender(row: CellNumbers) -> list[str]:
 
 
 def answers(rows: Sequence[CellNumbers], accounting: str) -> list[Answer]:
-    """Return a verdict for each place with several ways; ``place`` has the other settings in words."""
-    by_place: dict[str, list[CellNumbers]] = {}
+    """Return a verdict for each condition with several ways; ``condition`` has the other settings in words."""
+    by_condition: dict[str, list[CellNumbers]] = {}
     for row in rows:
         if row.status != "skipped":
             words = ", ".join(f"{axis} {value}" for axis, value in row.settings.items() if not is_way(axis))
-            by_place.setdefault(words, []).append(row)
+            by_condition.setdefault(words, []).append(row)
     return [
-        Answer(place, _answer(found, accounting), _notes(found))
-        for place, found in by_place.items()
+        Answer(condition, _answer(found, accounting), _notes(found))
+        for condition, found in by_condition.items()
         if len({tuple(row.settings.items()) for row in found}) > 1
     ]
 

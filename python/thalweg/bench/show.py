@@ -174,9 +174,10 @@ def _label(row: CellNumbers) -> str:
 
 
 def answer_lines(found: Sequence[Answer]) -> list[str]:
-    """Return a bench's answers, one line for each place (at most ``MOST_ANSWERS``), and the notes on them."""
+    """Return a bench's answers, one line for each condition (at most ``MOST_ANSWERS``), and the notes on them."""
     lines = [
-        f"{one.place}: {one.verdict.sentence}" if one.place else one.verdict.sentence for one in found[:MOST_ANSWERS]
+        f"{one.condition}: {one.verdict.sentence}" if one.condition else one.verdict.sentence
+        for one in found[:MOST_ANSWERS]
     ]
     rest = len(found) - MOST_ANSWERS
     lines += [f"{rest} more answers are in bench.json"] if rest > 0 else []

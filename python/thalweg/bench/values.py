@@ -116,15 +116,15 @@ class CellNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict on the ways in one ``place``: the settings that are not of the way, in words."""
+    """The verdict on the ways in one ``condition``: the settings that are not of the way, in words."""
 
-    place: str
+    condition: str
     verdict: Verdict
     notes: Sequence[str]
 
     def table(self) -> dict[str, object]:
         """Return the answer as a table for JSON."""
-        return {"place": self.place, **self.verdict.table(), "notes": self.notes}
+        return {"place": self.condition, **self.verdict.table(), "notes": self.notes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
