@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from thalweg import _core, wire
+from thalweg.apps.core_outcome import NodePart
 from thalweg.lab.status import HostCounters, LinkStatus, Percentiles, Relay, Status
 from thalweg.lab.values import Host
 from thalweg.machine import Build
@@ -103,6 +104,21 @@ def test_another_message_is_refused(text: str) -> None:
 def test_a_value_that_is_no_message_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot hold a set"):
         wire.encode({"names": {"a"}})
+
+
+def test_the_values_of_a_message_are_those_of_its_json() -> None:
+    message = {"one": Outer(1.5), "all": (Outer(2.0, Inner(("a", "b"))), None, True)}
+    assert wire.values_of(message) == json.loads(wire.encode(message))
+
+
+def test_fields_without_a_value_are_left_out_if_none_is_their_default() -> None:
+    assert wire.sparse(Percentiles(p50=1.0)) == {"p50": 1.0}
+    assert wire.sparse(NodePart("node-1", 2, 0, None)) == {"node": "node-1", "clients": 2, "counted": 0, "reason": None}
+
+
+def test_a_part_that_is_no_table_is_empty() -> None:
+    table = {"a": {"b": 1}, "c": [1]}
+    assert [wire.part(table, key) for key in "acd"] == [{"b": 1}, {}, {}]
 
 
 def test_the_columns_of_a_table_are_the_fields_of_its_row() -> None:
