@@ -43,11 +43,22 @@ def test_each_folder_is_in_the_registry_and_each_entry_has_a_folder(registry: li
 
 def test_each_folder_is_a_feature_of_the_runtime() -> None:
     features = runtime()["features"]
-    assert set(features) - {"default"} == folders()
+    assert set(features) - {"default", "baselines"} == folders()
     for name in folders():
         assert features[name] == [f"dep:thalweg-{name}"]
         assert runtime()["dependencies"][f"thalweg-{name}"]["optional"] is True
     assert set(features["default"]) == folders(), "a build has every transport unless it says otherwise"
+
+
+def test_a_build_has_no_baselines_unless_it_says_so() -> None:
+    """Crates that have the feature get it from the runtime, or from another crate that has it."""
+    files = ROOT.glob("crates/**/Cargo.toml")
+    features = {path.parent.name: toml.loads(path.read_text(), str(path)).get("features", {}) for path in files}
+    having = {name: set(each["baselines"]) for name, each in features.items() if "baselines" in each}
+    assert not any("baselines" in each.get("default", []) for each in features.values())
+    given = {word.removeprefix("thalweg-").split("?")[0].split("/")[0] for each in having.values() for word in each}
+    assert set(having) - {"py"} <= given
+    assert having["py"] == {"thalweg-runtime/baselines"}
 
 
 def test_each_folder_is_a_member_of_the_workspace_and_named_alike() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.baselines import NEEDED
 from thalweg import _core
 from thalweg.record import Record
 
@@ -32,7 +33,7 @@ def run(result: Run, folder: Path, *options: str) -> str:
     return (Record(folder / done["record"]).path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("mode", ["window", "pull", "fedrdma-e", "fedrdma", "whole"])
+@pytest.mark.parametrize("mode", ["window", "pull", "fedrdma-e", pytest.param("fedrdma", marks=NEEDED), "whole"])
 def test_without_a_device_links_are_tcp_and_the_log_says_why(result: Run, tmp_path: Path, mode: str) -> None:
     why = missing()
     if not why:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.baselines import NEEDED
 from thalweg.record import Record
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +36,9 @@ def run_plan(result: Run, folder: Path, text: str) -> list[dict[str, Any]]:
     return [dict(entry) for entry in Record(folder / done["record"]).entries]
 
 
-@pytest.mark.parametrize("policy", ["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"])
+@pytest.mark.parametrize(
+    "policy", ["renormalise", "keep-local", "zero", "last", "rescale", pytest.param("fedcomm-legacy", marks=NEEDED)]
+)
 def test_the_record_says_what_was_missing_and_what_stood_in(result: Run, tmp_path: Path, policy: str) -> None:
     entries = run_plan(result, tmp_path, f'{LOSSY}[repair]\nresend = false\npolicy = "{policy}"')
     assert len(entries) == ROUNDS

@@ -253,6 +253,11 @@ def _routes() -> Check:
     return Check("routes", True, "loaded the program, connected a socket and removed both", cost)
 
 
+def _baselines() -> Check:
+    cost = "no ways of papers to compare with, which experiments use; make setup BASELINES=1 builds the core with them"
+    return Check("baselines", _core.BASELINES, f"{'in' if _core.BASELINES else 'not in'} this build", cost)
+
+
 def _rdma() -> Check:
     cost = "--transport rdma is tcp; with libibverbs there is RDMA inside the guest kernel (--clock virtual)"
     try:
@@ -356,6 +361,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _ebpf,
     _routes,
     _rdma,
+    _baselines,
     _program("mosquitto", "--transport mqtt needs a broker's URL; apt install mosquitto"),
     _program("rabbitmq-server", "--transport amqp needs a broker's URL; apt install rabbitmq-server"),
     _package("torch", "no training; payload:SIZE models can be moved"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
-from thalweg.plan import effects, on_graphs, on_trees
+from thalweg.plan import baselines, effects, on_graphs, on_trees
 from thalweg.transports import links, registry
 from thalweg.transports.registry import WordNeed
 
@@ -79,6 +79,7 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
     _options(plan, name, entry.settings, can)
+    baselines.check(plan)
     if plan.layers.compress is not None and not can.symmetric:
         raise PlanError(
             f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",

@@ -30,6 +30,16 @@ def switches(tree: TreeSection) -> Switches:
     return cast("Switches", {**wire.plain(_core.tree_system(tree.system)), **own})
 
 
+def data_plane(tree: TreeSection) -> str:
+    """Return how updates get to a node's workers.
+
+    Sockets with flat levels is one aggregator, which receives updates itself. No data plane lies between.
+    """
+    on = switches(tree)
+    is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
+    return "pool" if is_monolith else on["data_plane"]
+
+
 def split(tree: TreeSection) -> str:
     """Return how a node's workers divide its updates: by clients for the systems that LIFL is compared with."""
     return tree.split or ("ranges" if tree.system == "lifl" else "clients")

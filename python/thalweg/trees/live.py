@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
-from thalweg.plan.systems import split, switches
+from thalweg.plan.systems import data_plane, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.trees.counters import Totals
@@ -111,12 +111,10 @@ def options(plan: Plan) -> dict[str, WorkersOptions]:
         return {}
     tree = plan.tree or TreeSection()
     on = switches(tree)
-    # Sockets with flat levels: a single aggregator receives updates itself, so no data plane lies between.
-    is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
     made = WorkersOptions(
         count=workers(plan),
         split=split(tree),
-        data_plane="pool" if is_monolith else on["data_plane"],
+        data_plane=data_plane(tree),
         side_process=on["side_process"],
         start=on["start"],
         autoscaler=_autoscaler(tree) if on["scaling"] == "knative" else None,
