@@ -18,7 +18,7 @@ pub(crate) struct Buffer {
     spare: Vec<Box<[u8]>>,
     /// Offset of the next byte to take. The buffer keeps the bytes of one header's length before it.
     start: u64,
-    came: Ranges,
+    received: Ranges,
     lost: Ranges,
 }
 
@@ -32,7 +32,7 @@ impl Buffer {
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         let late = self.start.saturating_sub(offset).min(bytes.len() as u64);
         let (mut at, mut left) = (offset + late, &bytes[late as usize..]);
-        self.came.insert(Range::new(at, at + left.len() as u64));
+        self.received.insert(Range::new(at, at + left.len() as u64));
         while !left.is_empty() {
             let place = (at - self.base) as usize;
             let (index, within) = (place / BLOCK, place % BLOCK);
@@ -57,7 +57,7 @@ impl Buffer {
     /// already.
     pub(crate) fn header(&self, offset: u64) -> Option<[u8; HEADER_BYTES]> {
         let range = Range::new(offset, offset + HEADER_BYTES as u64);
-        if offset < self.kept() || !self.came.covers(range) {
+        if offset < self.kept() || !self.received.covers(range) {
             return None;
         }
         let mut header = [0; HEADER_BYTES];
@@ -84,8 +84,8 @@ impl Buffer {
     /// the next byte has neither arrived nor is it known to be lost.
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Option<Taken> {
         let (start, room) = (self.start, buffer.len() as u64);
-        let came = self.came.next(start);
-        let taken = match came.filter(|run| run.start <= start) {
+        let next = self.received.next(start);
+        let taken = match next.filter(|run| run.start <= start) {
             Some(run) => {
                 let length = (run.end - start).min(room) as usize;
                 self.copy(start, &mut buffer[..length]);
@@ -93,7 +93,7 @@ impl Buffer {
             }
             None => {
                 let hole = self.lost.next(start).filter(|hole| hole.start <= start)?;
-                let end = came.map_or(hole.end, |run| hole.end.min(run.start));
+                let end = next.map_or(hole.end, |run| hole.end.min(run.start));
                 Taken::Hole((end - start).min(room) as usize)
             }
         };
@@ -110,7 +110,7 @@ impl Buffer {
     fn advance(&mut self, length: u64) {
         self.start += length;
         let kept = self.kept();
-        self.came.trim(kept);
+        self.received.trim(kept);
         self.lost.trim(self.start);
         while self.base + BLOCK as u64 <= kept {
             self.base += BLOCK as u64;

@@ -92,19 +92,19 @@ impl Watch {
 
     /// Frames begin at `start`. The head of each sealed payload must not be lost.
     pub(crate) fn frames(&mut self, start: u64, sealed: Option<Sealed>) {
-        let (told, lines) = match self {
+        let (tolerance, lines) = match self {
             Self::Frames { tolerance, lines, .. } => (tolerance.clone(), *lines),
             Self::Plain { .. } => (Arc::default(), 1),
         };
         let scout = Scout::new(start, sealed.map_or(0, |sealed| sealed.head));
-        *self = Self::of_frames(Some(scout), sealed, told, lines);
+        *self = Self::of_frames(Some(scout), sealed, tolerance, lines);
     }
 
     /// Sets the loss that is tolerated in updates that begin from now on. Each update uses `together`
     /// connections.
-    pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>, together: usize) {
+    pub(crate) fn tolerate(&mut self, next: &Arc<Tolerance>, together: usize) {
         if let Self::Frames { tolerance, lines, .. } = self {
-            (*tolerance, *lines) = (told.clone(), together as u64);
+            (*tolerance, *lines) = (next.clone(), together as u64);
         }
     }
 
@@ -209,13 +209,13 @@ mod tests {
         let (mut watch, mut permits) = (Watch::new(content), Permits::default());
         watch.advance(&limits(content), |_| None, &mut permits);
         assert_eq!(permits.ranges, [Range::new(1000, u64::MAX)]);
-        let said = permits.budgets.take().unwrap();
-        let said: Vec<_> =
-            said.iter().map(|b| (b.mask, b.refuse, b.ranges.iter().collect::<Vec<_>>())).collect();
-        assert_eq!(said, [(0.1, 0.5, vec![Range::new(1000, u64::MAX)])]);
+        let budgets = permits.budgets.take().unwrap();
+        let budgets: Vec<_> =
+            budgets.iter().map(|b| (b.mask, b.refuse, b.ranges.iter().collect::<Vec<_>>())).collect();
+        assert_eq!(budgets, [(0.1, 0.5, vec![Range::new(1000, u64::MAX)])]);
         let mut permits = Permits::default();
         watch.advance(&limits(content), |_| None, &mut permits);
-        assert!(permits.is_empty(), "it is said once");
+        assert!(permits.is_empty(), "it is budgets once");
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length };
         let start = START + HEADER_BYTES as u64 + 16;
         let end = start + u64::from(length) - 16;
-        let said = |budget: u32| {
+        let permits_of = |budget: u32| {
             let allowances = [Allowance { tensor: 1, budget, refuse: 750_000 }];
             let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
             watch.frames(START, Some(SEALED));
@@ -342,14 +342,14 @@ mod tests {
             watch.advance(&limits(Content::Frames), frame, &mut permits);
             permits
         };
-        let permits = said(500_000);
+        let permits = permits_of(500_000);
         assert_eq!(permits.ranges, [Range::new(start, end)]);
         let last = (start + 288_u64.div_ceil(20) * 36).min(end);
         assert_eq!(permits.shares, [(1, Range::new(start + 6 * 36, last))]);
         let budget = &permits.budgets.unwrap()[1];
         assert_eq!((budget.mask, budget.refuse, budget.of), (0.5, (120.0 + 72.0) / 160.0, Some(160)));
-        assert_eq!(said(0).ranges[0], Range::new(start, start + 6 * 36));
-        assert!(said(0).ranges.iter().all(|part| part.end <= start + 6 * 36 || part.start >= last));
+        assert_eq!(permits_of(0).ranges[0], Range::new(start, start + 6 * 36));
+        assert!(permits_of(0).ranges.iter().all(|part| part.end <= start + 6 * 36 || part.start >= last));
     }
 
     proptest! {

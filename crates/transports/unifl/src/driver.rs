@@ -91,7 +91,7 @@ impl DriverState {
         });
         let thread = std::thread::Builder::new().name("thalweg-unifl".into());
         let theirs = shared.clone();
-        let (running, gone) = oneshot::channel();
+        let (running, ended) = oneshot::channel();
         thread.spawn(move || {
             if let Err(error) = theirs.run() {
                 theirs.fail(&error);
@@ -101,7 +101,7 @@ impl DriverState {
             drop(theirs);
             drop(running);
         })?;
-        Ok((shared, gone))
+        Ok((shared, ended))
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
@@ -256,7 +256,7 @@ impl Core {
         match what {
             What::Connected(_) => {}
             What::Bytes { offset, bytes, late } => {
-                let kept = pipe.came(offset, bytes);
+                let kept = pipe.received(offset, bytes);
                 if late && !kept.is_empty() {
                     self.endpoint.filled(shared.now(), flow, kept);
                 }

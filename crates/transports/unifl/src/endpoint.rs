@@ -65,7 +65,7 @@ mod linux {
 
     pub(crate) struct Front {
         shared: Arc<DriverState>,
-        gone: oneshot::Receiver<()>,
+        ended: oneshot::Receiver<()>,
     }
 
     impl Front {
@@ -74,9 +74,9 @@ mod linux {
         }
 
         /// Waits until the last connection has ended and the system settings are restored.
-        pub(crate) async fn gone(self) {
+        pub(crate) async fn ended(self) {
             // Ignore an error: the thread has ended, so there is nothing to wait for.
-            let _ = self.gone.await;
+            let _ = self.ended.await;
         }
     }
 
@@ -100,7 +100,7 @@ mod linux {
         let device = Device::new(NAME).map_err(|e| explain(&e))?;
         let way = Way::open(device.name(), at.ip(), at.port()).await.map_err(|e| explain(&e))?;
         let started = DriverState::start(endpoint, device, way, (limits, trace, full), newcomers);
-        started.map(|(shared, gone)| Front { shared, gone }).map_err(|e| explain(&e))
+        started.map(|(shared, ended)| Front { shared, ended }).map_err(|e| explain(&e))
     }
 
     fn explain(error: &std::io::Error) -> Obstacle {
@@ -179,7 +179,7 @@ mod other {
             match self.0 {}
         }
 
-        pub(crate) async fn gone(self) {
+        pub(crate) async fn ended(self) {
             match self.0 {}
         }
     }

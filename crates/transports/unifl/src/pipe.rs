@@ -78,7 +78,7 @@ impl Pipe {
     }
 
     /// Stores bytes that have arrived. Returns the range that the reader has not passed yet.
-    pub(crate) fn came(&self, offset: u64, bytes: &[u8]) -> Range {
+    pub(crate) fn received(&self, offset: u64, bytes: &[u8]) -> Range {
         let mut inside = self.inside();
         if inside.shut {
             return Range::new(offset, offset);

@@ -171,10 +171,10 @@ mod tests {
         (bytes, headers, payloads)
     }
 
-    fn read<'a>(bytes: &'a [u8], gone: &'a BTreeSet<u64>) -> impl Fn(u64) -> Option<[u8; HEADER_BYTES]> + 'a {
+    fn read<'a>(bytes: &'a [u8], lost: &'a BTreeSet<u64>) -> impl Fn(u64) -> Option<[u8; HEADER_BYTES]> + 'a {
         |at| {
             let at = at as usize;
-            let whole = (at..at + HEADER_BYTES).all(|byte| !gone.contains(&(byte as u64)));
+            let whole = (at..at + HEADER_BYTES).all(|byte| !lost.contains(&(byte as u64)));
             bytes.get(at..at + HEADER_BYTES).filter(|_| whole).map(|found| found.try_into().unwrap())
         }
     }
@@ -204,8 +204,8 @@ mod tests {
     fn a_header_that_is_missing_hides_nothing_behind_it() {
         let (bytes, headers, payloads) = stream(&UPDATE);
         let mut scout = Scout::new(START, 0);
-        let gone = [headers[2], headers[3]].into();
-        let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
+        let lost = [headers[2], headers[3]].into();
+        let found: Vec<Range> = scout.advance(read(&bytes, &lost)).iter().map(|p| p.range).collect();
         // The last chunk is shorter, so the scout knows it only after it has read the header before it.
         assert_eq!(found, payloads[..4]);
         let none = BTreeSet::new();
@@ -241,8 +241,8 @@ mod tests {
         let sealed: Vec<_> = (0..8).map(|n| (Some(100 * n), 116)).collect();
         let (bytes, headers, payloads) = stream(&sealed);
         let mut scout = Scout::new(START, 0);
-        let gone = [headers[2], headers[3]].into();
-        let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
+        let lost = [headers[2], headers[3]].into();
+        let found: Vec<Range> = scout.advance(read(&bytes, &lost)).iter().map(|p| p.range).collect();
         assert_eq!(found, payloads);
     }
 
@@ -261,7 +261,7 @@ mod tests {
         #[test]
         fn only_payloads_are_ever_permitted(
             kinds in prop::collection::vec((any::<bool>(), 0..3_u32), 1..20),
-            gone in prop::collection::vec(prop::collection::btree_set(0..4000_u64, 0..60), 0..4),
+            lost in prop::collection::vec(prop::collection::btree_set(0..4000_u64, 0..60), 0..4),
         ) {
             let mut offset = 0;
             let frames: Vec<(Option<u64>, u32)> = kinds.iter().map(|&(control, size)| {
@@ -274,7 +274,7 @@ mod tests {
             let mut scout = Scout::new(START, 0);
             let mut found = Vec::new();
             let mut still: Option<BTreeSet<u64>> = None;
-            for set in gone.into_iter().chain([BTreeSet::new()]) {
+            for set in lost.into_iter().chain([BTreeSet::new()]) {
                 // Bytes that have arrived stay there.
                 let set = match &still { None => set, Some(before) => before.intersection(&set).copied().collect() };
                 found.extend(scout.advance(read(&bytes, &set)).iter().map(|p| p.range));

@@ -18,35 +18,39 @@ use common::Trust;
 
 #[test]
 fn loss_is_masked_and_the_rest_comes_right() {
-    let Some((came, source)) = send(0.01, r#"{"budget": 0.05}"#, 1) else { return };
-    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
-    came.recorder.check(&source);
-    let missing = UPDATE - came.recorder.seen().ranges.bytes();
+    let Some((received, source)) = send(0.01, r#"{"budget": 0.05}"#, 1) else { return };
+    assert_eq!(received.message, Ok(Bytes::from_static(b"that was all")));
+    received.recorder.check(&source);
+    let missing = UPDATE - received.recorder.seen().ranges.bytes();
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
-    for hole in came.recorder.seen().ranges.holes(UPDATE).iter() {
+    for hole in received.recorder.seen().ranges.holes(UPDATE).iter() {
         assert_eq!((hole.start % 8, hole.end % 8), (0, 0), "a value is cut");
     }
     // All bytes are copied into the connection's buffer; the bytes of chunks with holes are copied twice
     // more.
-    assert!(came.counters.copied > UPDATE && came.counters.round_trip.is_some(), "{:?}", came.counters);
+    assert!(
+        received.counters.copied > UPDATE && received.counters.round_trip.is_some(),
+        "{:?}",
+        received.counters
+    );
 }
 
 #[test]
 fn without_a_budget_all_of_it_comes() {
-    let Some((came, source)) = send(0.01, r#"{"budget": 0}"#, 1) else { return };
-    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
-    came.recorder.check(&source);
-    assert_eq!(came.recorder.seen().ranges.bytes(), UPDATE);
+    let Some((received, source)) = send(0.01, r#"{"budget": 0}"#, 1) else { return };
+    assert_eq!(received.message, Ok(Bytes::from_static(b"that was all")));
+    received.recorder.check(&source);
+    assert_eq!(received.recorder.seen().ranges.bytes(), UPDATE);
 }
 
 #[test]
 fn no_more_is_masked_than_the_budget_has() {
-    let Some((came, source)) = send(0.05, r#"{"budget": 0.01}"#, 1) else { return };
-    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
-    came.recorder.check(&source);
-    let missing = UPDATE - came.recorder.seen().ranges.bytes();
+    let Some((received, source)) = send(0.05, r#"{"budget": 0.01}"#, 1) else { return };
+    assert_eq!(received.message, Ok(Bytes::from_static(b"that was all")));
+    received.recorder.check(&source);
+    let missing = UPDATE - received.recorder.seen().ranges.bytes();
     // Up to 7 further bytes are missing at either end of each hole.
-    let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
+    let holes = received.recorder.seen().ranges.holes(UPDATE).count() as u64;
     assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
 }
 
@@ -72,8 +76,8 @@ fn a_trace_says_what_the_receiver_believed() {
 
 #[test]
 fn more_than_is_bearable_ends_the_link() {
-    let Some((came, _)) = send(0.05, r#"{"refuse": 0.01}"#, 1) else { return };
-    assert!(came.message.is_err(), "{:?}", came.message);
+    let Some((received, _)) = send(0.05, r#"{"refuse": 0.01}"#, 1) else { return };
+    assert!(received.message.is_err(), "{:?}", received.message);
 }
 
 #[test]
@@ -88,9 +92,9 @@ fn of_a_tensor_no_more_is_masked_than_its_budget_has() {
     let tolerance = Tolerance::new(&layout, &allowances).unwrap();
     let most = tolerance.limits()[0].budget;
     let job = Transfer { loss: 0.05, own: r#"{"budget": 0.2}"#.into(), tolerance, ..Transfer::default() };
-    let Some((came, source)) = job.run() else { return };
-    came.recorder.check(&source);
-    let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
+    let Some((received, source)) = job.run() else { return };
+    received.recorder.check(&source);
+    let lost: Vec<u64> = (0..16).map(|tensor| received.missing(&layout, tensor)).collect();
     // Up to 7 bytes more are missing at either end of each hole, and no hole is longer than three segments.
     assert!(lost[5] > 0 && lost[5] <= most + 14 * 3, "{} of {most}: {lost:?}", lost[5]);
     assert!(lost[4] > 2 * most && lost[6] > 2 * most, "{lost:?}");
@@ -101,15 +105,15 @@ fn a_tensor_that_loses_too_much_ends_the_link() {
     let allowances = [Allowance { tensor: 5, budget: WHOLE, refuse: 5_000 }];
     let tolerance = Tolerance::new(&layout(), &allowances).unwrap();
     let job = Transfer { loss: 0.05, own: r#"{"budget": 0.2}"#.into(), tolerance, ..Transfer::default() };
-    let Some((came, _)) = job.run() else { return };
-    assert!(came.message.is_err(), "{:?}", came.message);
+    let Some((received, _)) = job.run() else { return };
+    assert!(received.message.is_err(), "{:?}", received.message);
 }
 
 #[test]
 fn each_connection_of_a_link_has_its_holes() {
-    let Some((came, source)) = send(0.01, r#"{"budget": 0.05}"#, 3) else { return };
-    came.recorder.check(&source);
-    let missing = UPDATE - came.recorder.seen().ranges.bytes();
+    let Some((received, source)) = send(0.01, r#"{"budget": 0.05}"#, 3) else { return };
+    received.recorder.check(&source);
+    let missing = UPDATE - received.recorder.seen().ranges.bytes();
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
 }
 
@@ -117,9 +121,9 @@ fn each_connection_of_a_link_has_its_holes() {
 fn loss_is_masked_over_ipv6_too() {
     let own = r#"{"budget": 0.05}"#.to_owned();
     let over_ipv6 = Transfer { host: common::SERVER_V6, own, ..Transfer::default() };
-    let Some((came, source)) = over_ipv6.run() else { return };
-    came.recorder.check(&source);
-    let missing = UPDATE - came.recorder.seen().ranges.bytes();
+    let Some((received, source)) = over_ipv6.run() else { return };
+    received.recorder.check(&source);
+    let missing = UPDATE - received.recorder.seen().ranges.bytes();
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
 }
 
@@ -130,10 +134,10 @@ fn sealed_updates_lose_the_records_that_holes_touch() {
     for streams in [1, 3] {
         let own = r#"{"budget": 0.05}"#.to_owned();
         let sent = Transfer { own, streams, layer: Some(layer.clone()), ..Transfer::default() }.run();
-        let Some((came, source)) = sent else { return };
-        assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
-        came.recorder.check(&source);
-        let seen = came.recorder.seen();
+        let Some((received, source)) = sent else { return };
+        assert_eq!(received.message, Ok(Bytes::from_static(b"that was all")));
+        received.recorder.check(&source);
+        let seen = received.recorder.seen();
         let (holes, missing) = (seen.ranges.holes(UPDATE), UPDATE - seen.ranges.bytes());
         assert!((UPDATE / 500..UPDATE / 10).contains(&missing), "{missing} of {UPDATE} bytes are missing");
         for hole in holes.iter() {
@@ -142,7 +146,7 @@ fn sealed_updates_lose_the_records_that_holes_touch() {
             assert_eq!((starts, ends), (0, 0), "{hole:?} is not of whole records");
         }
         assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()), "the path changes nothing");
-        let lost = came.counters.records_lost.unwrap();
+        let lost = received.counters.records_lost.unwrap();
         assert!((missing / 1432..=missing / 1432 + holes.count() as u64).contains(&lost), "{lost} records");
     }
 }
@@ -151,11 +155,11 @@ fn sealed_updates_lose_the_records_that_holes_touch() {
 fn sealed_updates_come_whole_without_a_budget() {
     let own = r#"{"budget": 0}"#.to_owned();
     let sent = Transfer { own, layer: Some(Seal::default()), ..Transfer::default() }.run();
-    let Some((came, source)) = sent else { return };
-    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
-    came.recorder.check(&source);
-    assert_eq!(came.recorder.seen().ranges.bytes(), UPDATE);
-    assert_eq!(came.counters.records_lost, Some(0));
+    let Some((received, source)) = sent else { return };
+    assert_eq!(received.message, Ok(Bytes::from_static(b"that was all")));
+    received.recorder.check(&source);
+    assert_eq!(received.recorder.seen().ranges.bytes(), UPDATE);
+    assert_eq!(received.counters.records_lost, Some(0));
 }
 
 /// Several connections, records that are not whole words, and tensors of which some bytes are lost.
@@ -168,13 +172,13 @@ fn critical_tensors_come_whole_when_sealed() {
         let tolerance = Tolerance::new(&layout, &allowances).unwrap();
         let layer = Some(Seal { record: Some(record), ..Seal::default() });
         let own = r#"{"budget": 0.2}"#.into();
-        let Some((came, source)) =
+        let Some((received, source)) =
             Transfer { loss: 0.02, own, streams, tolerance, layer, ..Transfer::default() }.run()
         else {
             return;
         };
-        came.recorder.check(&source);
-        let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
+        received.recorder.check(&source);
+        let lost: Vec<u64> = (0..16).map(|tensor| received.missing(&layout, tensor)).collect();
         assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
         assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
     }
@@ -185,10 +189,11 @@ fn a_sealed_tensor_that_loses_too_much_ends_the_link() {
     let allowances = [Allowance { tensor: 5, budget: WHOLE, refuse: 5_000 }];
     let tolerance = Tolerance::new(&layout(), &allowances).unwrap();
     let (own, layer) = (r#"{"budget": 0.2}"#.into(), Some(Seal::default()));
-    let Some((came, _)) = Transfer { loss: 0.05, own, tolerance, layer, ..Transfer::default() }.run() else {
+    let Some((received, _)) = Transfer { loss: 0.05, own, tolerance, layer, ..Transfer::default() }.run()
+    else {
         return;
     };
-    assert!(came.message.is_err(), "{:?}", came.message);
+    assert!(received.message.is_err(), "{:?}", received.message);
 }
 
 /// TLS with updates that are not sealed, or sealed by a cipher that does not authenticate.

@@ -81,7 +81,7 @@ fn talk<S: Send + 'static, C: Send + 'static>(
     };
     // The lab exists until this call ends.
     let map = tempfile();
-    let (holes, theirs, (ready, told)) = (map.clone(), lab.clone(), channel());
+    let (holes, theirs, (ready, addresses)) = (map.clone(), lab.clone(), channel());
     let host = thread::spawn(move || {
         enter(theirs.as_deref(), "b");
         let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
@@ -95,7 +95,7 @@ fn talk<S: Send + 'static, C: Send + 'static>(
         let events = run(serde_json::from_value(settings).unwrap(), last, ready);
         (served.join().unwrap(), events)
     });
-    let to = told.recv().unwrap();
+    let to = addresses.recv().unwrap();
     let theirs = lab.clone();
     let guest = thread::spawn(move || {
         enter(theirs.as_deref(), "a");
@@ -166,9 +166,9 @@ fn accepted(listener: &TcpListener) -> TcpStream {
 /// Reads all bytes. Also returns the sender's address.
 fn take(listener: TcpListener) -> (Vec<u8>, SocketAddr) {
     let mut stream = accepted(&listener);
-    let mut came = Vec::new();
-    stream.read_to_end(&mut came).unwrap();
-    (came, stream.peer_addr().unwrap())
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    (received, stream.peer_addr().unwrap())
 }
 
 /// Sends a stream, and waits until the other end closes.
@@ -208,8 +208,8 @@ fn with_holes(length: usize, holes: &[(usize, usize)]) -> Vec<u8> {
 fn holes_are_zeros_and_the_map_has_each() {
     let settings = json!({"own": {"budget": 0.05}});
     let Some(outcome) = talk((Network::Lossy(0.01), "end"), settings, take, give(STREAM)) else { return };
-    let ((came, from), holes) = (&outcome.server, outcome.holes());
-    assert!(*came == with_holes(STREAM, &holes), "what is not in the map is not what was sent");
+    let ((received, from), holes) = (&outcome.server, outcome.holes());
+    assert!(*received == with_holes(STREAM, &holes), "what is not in the map is not what was sent");
     let missing: usize = holes.iter().map(|(start, end)| end - start).sum();
     assert!((STREAM / 1000..STREAM / 20).contains(&missing), "{missing} bytes are missing");
     assert!(holes.iter().all(|&(start, _)| start >= 64 << 10), "the beginning is reliable");
@@ -258,10 +258,10 @@ fn holes_are_widened_to_whole_values() {
     assert!(
         !holes.is_empty() && holes.iter().all(|(start, end)| (start - 13) % 8 == 0 && (end - 13) % 8 == 0)
     );
-    let (expected, came) = (with_holes(STREAM, &holes), &outcome.server.0);
-    assert_eq!(came.len(), STREAM);
+    let (expected, received) = (with_holes(STREAM, &holes), &outcome.server.0);
+    assert_eq!(received.len(), STREAM);
     // A byte in a hole is zero. At the edge of a hole, it may instead be the byte that was sent.
-    assert!(expected.iter().zip(came).all(|(expected, came)| expected == came || *expected == 0));
+    assert!(expected.iter().zip(received).all(|(expected, received)| expected == received || *expected == 0));
 }
 
 #[test]
@@ -269,17 +269,17 @@ fn a_client_that_has_sent_all_gets_the_answer() {
     for network in [Network::Lossy(0.01), Network::Loopback] {
         let server = |listener: TcpListener| {
             let mut stream = accepted(&listener);
-            let mut came = Vec::new();
-            stream.read_to_end(&mut came).unwrap();
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
             stream.write_all(&pattern(300_000)).unwrap();
-            came.len()
+            received.len()
         };
         let client = |mut stream: TcpStream| {
             stream.write_all(&pattern(200_000)).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            let mut came = Vec::new();
-            stream.read_to_end(&mut came).unwrap();
-            came
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            received
         };
         let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
         assert_eq!(outcome.server, 200_000);
@@ -296,15 +296,15 @@ fn a_server_that_has_sent_all_still_gets_the_stream() {
             let mut stream = accepted(&listener);
             stream.write_all(b"go").unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            let mut came = Vec::new();
-            stream.read_to_end(&mut came).unwrap();
-            came.len()
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            received.len()
         };
         let client = |mut stream: TcpStream| {
-            let mut came = Vec::new();
-            stream.read_to_end(&mut came).unwrap();
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
             stream.write_all(&pattern(200_000)).unwrap();
-            came
+            received
         };
         let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
         assert_eq!((outcome.server, &outcome.client[..]), (200_000, &b"go"[..]));

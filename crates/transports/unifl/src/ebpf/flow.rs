@@ -39,7 +39,7 @@ struct Inside {
     control: Box<dyn Control>,
     wish: Wish,
     /// Number of holes that have been passed to the link.
-    told: u64,
+    reported: u64,
     delivered: u64,
     /// For senders without timestamps: the offset whose arrival ends the current round trip, and when the
     /// round trip began.
@@ -80,7 +80,7 @@ impl Flow {
         let inside = Inside {
             control,
             wish,
-            told: 0,
+            reported: 0,
             delivered: 0,
             round: None,
             frames: Frames::default(),
@@ -99,8 +99,8 @@ fn window(control: &dyn Control) -> u32 {
 impl Holes for Flow {
     fn take(&self) -> io::Result<Vec<Hole>> {
         let mut inside = self.inside();
-        let (seen, holes) = self.programs.look(&self.key, inside.told + 1)?;
-        inside.told += holes.len() as u64;
+        let (seen, holes) = self.programs.look(&self.key, inside.reported + 1)?;
+        inside.reported += holes.len() as u64;
         inside.followed = seen.frames.head;
         bearable(&self.limits, &seen)?;
         let before = inside.wish;

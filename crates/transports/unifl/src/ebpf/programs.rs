@@ -48,7 +48,7 @@ struct Attached {
     openings: Table<MapData, Key, Opening>,
     events: RingBuf<MapData>,
     /// Holes of open connections with their numbers, until the connection takes them.
-    heard: HashMap<Key, Vec<(u32, Hole)>>,
+    pending: HashMap<Key, Vec<(u32, Hole)>>,
     /// Closed connections, and when each was closed.
     left: Vec<(Key, Instant)>,
 }
@@ -91,7 +91,7 @@ impl Programs {
             attached.sweep(key);
             attached.wishes.insert(key, wish.write(), 0)?;
             attached.flows.insert(key, handshake.flow(), 0)?;
-            attached.heard.insert(key, Vec::new());
+            attached.pending.insert(key, Vec::new());
             // Ignore an error: newer handshakes evict old ones from this map, so this one may be gone.
             let _ = attached.openings.remove(&key);
             Ok(())
@@ -129,7 +129,7 @@ impl Programs {
     /// Notes that the link has closed this connection.
     pub(super) fn leave(&self, key: Key, member: u32) {
         if let Some(attached) = self.attached().as_mut() {
-            attached.heard.remove(&key);
+            attached.pending.remove(&key);
             attached.left.push((key, Instant::now()));
         }
         self.group().leave(member);
@@ -168,17 +168,17 @@ impl Attached {
             openings: Table::try_from(map(&mut ebpf, "openings")?)?,
             events: RingBuf::try_from(map(&mut ebpf, "events")?)?,
             _ebpf: ebpf,
-            heard: HashMap::new(),
+            pending: HashMap::new(),
             left: Vec::new(),
         })
     }
 
     /// Reads all events that the programs have written.
-    fn hear(&mut self) {
+    fn read_events(&mut self) {
         while let Some(record) = self.events.next() {
             let Some((key, number, hole)) = layout::event(&record) else { continue };
-            if let Some(heard) = self.heard.get_mut(&key) {
-                heard.push((number, hole));
+            if let Some(pending) = self.pending.get_mut(&key) {
+                pending.push((number, hole));
             }
         }
     }
@@ -188,17 +188,17 @@ impl Attached {
     fn holes(&mut self, key: &Key, next: u64, last: u64) -> Option<Vec<Hole>> {
         let mut holes = Vec::new();
         for _ in 0..TRIES {
-            self.hear();
-            let heard = self.heard.get_mut(key)?;
-            heard.sort_unstable_by_key(|(number, _)| *number);
+            self.read_events();
+            let pending = self.pending.get_mut(key)?;
+            pending.sort_unstable_by_key(|(number, _)| *number);
             let mut number = next + holes.len() as u64;
-            let ready = heard.iter().take_while(|(this, _)| {
+            let ready = pending.iter().take_while(|(this, _)| {
                 let follows = *this == number as u32;
                 number += u64::from(follows);
                 follows
             });
             let count = ready.count();
-            holes.extend(heard.drain(..count).map(|(_, hole)| hole));
+            holes.extend(pending.drain(..count).map(|(_, hole)| hole));
             if next + holes.len() as u64 > last {
                 return Some(holes);
             }

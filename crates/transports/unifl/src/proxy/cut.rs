@@ -52,12 +52,12 @@ impl Cut {
     }
 
     /// The buffer for the next bytes. It has room for at least one.
-    pub(super) fn place(&mut self) -> &mut [u8] {
+    pub(super) fn room(&mut self) -> &mut [u8] {
         &mut self.block[self.filled..]
     }
 
     /// The caller has written `count` bytes into the buffer.
-    pub(super) fn came(&mut self, count: usize) {
+    pub(super) fn received(&mut self, count: usize) {
         let inside = self.hole_end.saturating_sub(self.position()).min(count as u64) as usize;
         self.block[self.filled..self.filled + inside].fill(0);
         self.filled += count;
@@ -96,7 +96,7 @@ impl Cut {
     }
 
     /// The caller has sent `count` bytes to the server.
-    pub(super) fn gone(&mut self, count: usize) {
+    pub(super) fn sent(&mut self, count: usize) {
         self.block.copy_within(count..self.filled, 0);
         self.filled -= count;
         self.start += count as u64;
@@ -138,13 +138,13 @@ mod tests {
             if lost && at >= base {
                 map.extend(cut.lost(length));
             } else {
-                let place = cut.place();
-                place[..length].iter_mut().zip(at..).for_each(|(to, at)| *to = byte(at));
-                cut.came(length);
+                let room = cut.room();
+                room[..length].iter_mut().zip(at..).for_each(|(to, at)| *to = byte(at));
+                cut.received(length);
             }
             let now = if pause { cut.all() } else { cut.whole() }.len();
             sent.extend_from_slice(&cut.all()[..now]);
-            cut.gone(now);
+            cut.sent(now);
         }
         sent.extend_from_slice(cut.all());
         (sent, map, cut.missing())
@@ -204,13 +204,13 @@ mod tests {
             let mut at = 0_usize;
             for &(count, lost, _) in &pieces {
                 let lost = lost && at as u64 >= base;
-                for place in at..at + count {
-                    prop_assert!(holes[place] || !lost);
-                    let zero = lost || (holes[place] && (!pauses || unit == 1));
+                for room in at..at + count {
+                    prop_assert!(holes[room] || !lost);
+                    let zero = lost || (holes[room] && (!pauses || unit == 1));
                     if zero {
-                        prop_assert_eq!(sent[place], 0);
-                    } else if !holes[place] {
-                        prop_assert_eq!(sent[place], byte(place as u64));
+                        prop_assert_eq!(sent[room], 0);
+                    } else if !holes[room] {
+                        prop_assert_eq!(sent[room], byte(room as u64));
                     }
                 }
                 at += count;

@@ -83,8 +83,8 @@ impl Map {
     }
 
     async fn put(&self, text: String, needed: bool) -> Option<oneshot::Receiver<io::Result<()>>> {
-        let (written, told) = oneshot::channel();
-        self.lines.send(MapEntry { text, needed, written }).await.ok().map(|()| told)
+        let (written, result) = oneshot::channel();
+        self.lines.send(MapEntry { text, needed, written }).await.ok().map(|()| result)
     }
 }
 

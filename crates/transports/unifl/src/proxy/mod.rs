@@ -36,7 +36,7 @@ pub(crate) use caller::Caller;
 use caller::Direct;
 use cut::Cut;
 use map::Map;
-use pump::{carry, Pair, Told};
+use pump::{carry, Pair, Reporter};
 use record::{Ends, Record, Totals};
 pub use settings::ProxySettings;
 
@@ -187,7 +187,7 @@ impl Proxy {
         }
         self.shared.map.flush().await;
         if let Some(front) = self.front.take() {
-            front.gone().await;
+            front.ended().await;
         }
         let _ = self.shared.events.send(Record::Stopped { connections }.line()).await;
     }
@@ -285,7 +285,7 @@ impl ProxyState {
         let server = pair.server.insert(server);
         self.say(&Record::Connection { ends, masks }).await;
         let admit = || accepted.admit();
-        carry(&pair.caller, server, Told { map: &self.map, ends, spoke: &admit }, cut, totals).await
+        carry(&pair.caller, server, Reporter { map: &self.map, ends, on_input: &admit }, cut, totals).await
     }
 
     async fn reach(&self) -> std::io::Result<TcpStream> {
@@ -310,17 +310,17 @@ mod tests {
     #[test]
     fn what_to_do_about_the_cause_is_said_beside_the_other_way() {
         let at = SocketAddr::from(([10, 0, 0, 1], 9));
-        let said =
+        let message =
             unmasked(at, Obstacle { cause: "a TUN device: denied".into(), hint: Some("run it as root") })
                 .to_string();
         assert!(
-            said.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"),
-            "{said}"
+            message.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"),
+            "{message}"
         );
-        let said = unmasked(at, "the loopback loses nothing".into()).to_string();
+        let message = unmasked(at, "the loopback loses nothing".into()).to_string();
         assert!(
-            said.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"),
-            "{said}"
+            message.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"),
+            "{message}"
         );
     }
 }

@@ -41,15 +41,15 @@ impl<C: Caller> Drop for Pair<C> {
 }
 
 /// Where to report holes, and of which connection they are.
-pub(super) struct Told<'a> {
+pub(super) struct Reporter<'a> {
     pub map: &'a Map,
     pub ends: &'a Ends,
     /// Called when the client's first byte or its end arrives, and maybe again later.
-    pub spoke: &'a (dyn Fn() + Sync),
+    pub on_input: &'a (dyn Fn() + Sync),
 }
 
-impl Told<'_> {
-    async fn tell(&self, hole: Range) -> Result<(), String> {
+impl Reporter<'_> {
+    async fn report(&self, hole: Range) -> Result<(), String> {
         let line = Record::Hole { ends: self.ends, start: hole.start, end: hole.end }.line();
         self.map.tell(line).await.map_err(|error| format!("hole map: {error}"))
     }
@@ -67,14 +67,14 @@ fn of_server(error: io::Error) -> String {
 pub(super) async fn carry<C: Caller>(
     caller: &C,
     server: &TcpStream,
-    told: Told<'_>,
+    reporter: Reporter<'_>,
     cut: &mut Cut,
     totals: &mut Totals,
 ) -> Result<(), String> {
     let Totals { repaired, returned, .. } = totals;
     let ended = Notify::new();
     let up = async {
-        upstream(caller, server, &told, cut).await?;
+        upstream(caller, server, &reporter, cut).await?;
         *repaired = caller.repaired();
         ended.notify_one();
         Ok::<(), String>(())
@@ -96,38 +96,38 @@ pub(super) async fn carry<C: Caller>(
 async fn upstream(
     caller: &impl Caller,
     server: &TcpStream,
-    told: &Told<'_>,
+    reporter: &Reporter<'_>,
     cut: &mut Cut,
 ) -> Result<(), String> {
     loop {
         // Let other tasks of this thread run, even if there is always more to read.
         consume_budget().await;
         let held = cut.holds();
-        let place = cut.place();
-        let next = poll_fn(|cx| caller.poll_take(cx, place));
+        let room = cut.room();
+        let next = poll_fn(|cx| caller.poll_take(cx, room));
         let taken = if held { timeout(TIMEOUT, next).await.ok() } else { Some(next.await) };
         let taken = taken.transpose().map_err(of_client)?;
-        (told.spoke)();
+        (reporter.on_input)();
         let now = match taken {
             Some(Taken::Bytes(0)) => break,
             Some(Taken::Bytes(count)) => {
-                cut.came(count);
+                cut.received(count);
                 cut.whole().len()
             }
             Some(Taken::Hole(count)) => {
                 if let Some(hole) = cut.lost(count) {
-                    told.tell(hole).await?;
+                    reporter.report(hole).await?;
                 }
                 cut.whole().len()
             }
             None => cut.all().len(),
         };
         put(server, &cut.all()[..now]).await.map_err(of_server)?;
-        cut.gone(now);
+        cut.sent(now);
     }
     let rest = cut.all().len();
     put(server, cut.all()).await.map_err(of_server)?;
-    cut.gone(rest);
+    cut.sent(rest);
     SockRef::from(server).shutdown(Shutdown::Write).map_err(of_server)
 }
 

@@ -116,14 +116,14 @@ mod tests {
     fn a_line_that_is_needed_waits_for_a_reader() {
         run("waits", async |path, map| {
             map.mention("nobody heard\n".into()).await;
-            let mut told = std::pin::pin!(map.tell("one\n".into()));
+            let mut report = std::pin::pin!(map.tell("one\n".into()));
             tokio::select! {
                 biased;
-                _ = &mut told => panic!("there is no reader"),
+                _ = &mut report => panic!("there is no reader"),
                 () = tokio::task::yield_now() => {}
             }
             let mut reader = BufReader::new(UnixStream::connect(path).await.unwrap());
-            told.await.unwrap();
+            report.await.unwrap();
             assert_eq!(line(&mut reader).await, "one\n");
             map.mention("two\n".into()).await;
             assert_eq!(line(&mut reader).await, "two\n");

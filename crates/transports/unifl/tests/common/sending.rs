@@ -19,13 +19,13 @@ pub const UPDATE: u64 = 8 << 20;
 pub const CHUNK: u32 = 64 << 10;
 
 /// The data and counters that arrived at the server.
-pub struct Came {
+pub struct Received {
     pub recorder: Recorder,
     pub message: Result<Bytes, ErrorKind>,
     pub counters: Counters,
 }
 
-impl Came {
+impl Received {
     /// Number of bytes of each tensor that did not arrive.
     pub fn missing(&self, layout: &Layout, tensor: usize) -> u64 {
         let seen = self.recorder.seen();
@@ -47,9 +47,9 @@ pub fn critical_tensors(backend: &str) {
         let tolerance = Tolerance::new(&layout, &allowances).unwrap();
         let own = format!(r#"{{"backend": "{backend}", "budget": 0.2}}"#);
         let job = Transfer { loss: 0.02, own, streams, tolerance, ..Transfer::default() };
-        let Some((came, source)) = job.run() else { return };
-        came.recorder.check(&source);
-        let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
+        let Some((received, source)) = job.run() else { return };
+        received.recorder.check(&source);
+        let lost: Vec<u64> = (0..16).map(|tensor| received.missing(&layout, tensor)).collect();
         assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
         assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
     }
@@ -87,13 +87,13 @@ impl Default for Transfer {
 
 /// A client on one host sends an update and a message to a server on the other host. The link loses the
 /// fraction `loss` of the packets to the server. `None` if this machine cannot emulate networks.
-pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
+pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Received, Arena)> {
     Transfer { loss, own: own.into(), streams, ..Transfer::default() }.run()
 }
 
 impl Transfer {
     /// Runs the transfer. `None` if this machine cannot emulate networks.
-    pub fn run(self) -> Option<(Came, Arena)> {
+    pub fn run(self) -> Option<(Received, Arena)> {
         let Self { host, loss, own, streams, congestion, layer, tolerance } = self;
         let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
         let lab = match super::lab(way(loss), way(0.0)) {
@@ -111,7 +111,7 @@ impl Transfer {
             None => [Arc::new(Unifl), Arc::new(Tcp)],
             Some(layer) => [layer.wrap(Arc::new(Unifl)), layer.wrap(Arc::new(Tcp))],
         };
-        let (ready, told) = mpsc::channel();
+        let (ready, addresses) = mpsc::channel();
         let theirs = lab.clone();
         let server = std::thread::spawn(move || {
             super::go_to(&theirs, "b");
@@ -131,10 +131,10 @@ impl Transfer {
                 let _ = link.send_control(Bytes::from_static(b"thanks")).await;
                 // Wait until the client has disconnected.
                 let _ = link.receive(&recorder).await;
-                Came { recorder, message, counters: link.counters() }
+                Received { recorder, message, counters: link.counters() }
             })
         });
-        let to = Address { scheme: "tcp".into(), ..told.recv().unwrap() };
+        let to = Address { scheme: "tcp".into(), ..addresses.recv().unwrap() };
         let client = std::thread::spawn(move || {
             super::go_to(&lab, "a");
             runtime().block_on(async {
