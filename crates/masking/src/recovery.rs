@@ -16,7 +16,7 @@ pub(super) struct Recovery {
     /// clock at the first and at the last ACK that may have ended the other one. Data whose TSecr is below
     /// the earliest value was sent before this recovery. A retransmission whose TSecr is at least the latest
     /// value was sent in this recovery.
-    told: (u32, u32),
+    began: (u32, u32),
     /// One past the last byte acknowledged when this recovery began.
     from: u64,
     /// Bounds of the recovery point. When the recovery began, the sender had certainly sent all bytes before
@@ -33,11 +33,11 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// Starts tracking a recovery. `told`: our clock when we report the loss. `from`: one past the last byte
+    /// Starts tracking a recovery. `reported`: our clock when we report the loss. `from`: one past the last byte
     /// acknowledged. `highest`: one past the highest byte that has arrived.
-    pub fn new(told: u32, from: u64, highest: u64) -> Self {
+    pub fn new(reported: u32, from: u64, highest: u64) -> Self {
         Self {
-            told: (told, told),
+            began: (reported, reported),
             from,
             surely: highest,
             perhaps: highest,
@@ -48,14 +48,14 @@ impl Recovery {
     }
 
     /// Processes a segment up to `end` with its TSval and TSecr. `fills`: it is a retransmission.
-    pub fn came(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
+    pub fn arrived(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
         // Data whose TSecr equals our loss-report timestamp also predates the recovery, unless a
         // retransmission has arrived. This does not hold if the recovery follows another one: after the undo
         // of that one, the sender has sent a burst.
-        let same = !self.follows && echo == self.told.0 && self.repaired.is_none() && !fills;
-        if before(echo, self.told.0) || same {
+        let same = !self.follows && echo == self.began.0 && self.repaired.is_none() && !fills;
+        if before(echo, self.began.0) || same {
             self.surely = self.surely.max(end);
-        } else if fills && self.repaired.is_none() && !before(echo, self.told.1) {
+        } else if fills && self.repaired.is_none() && !before(echo, self.began.1) {
             self.repaired = Some(value);
         }
         // If both TSvals are within one tick, this segment may have been sent before the retransmission.
@@ -84,7 +84,7 @@ impl Recovery {
             return Some(self);
         };
         let next = Self::new(first, acknowledged, come);
-        missing.then_some(Self { told: (first, clock), perhaps: highest, follows: true, ..next })
+        missing.then_some(Self { began: (first, clock), perhaps: highest, follows: true, ..next })
     }
 }
 
@@ -98,21 +98,21 @@ mod tests {
         ((clock - 20, clock - 40), u64::from(clock) * 1000)
     }
 
-    fn told() -> Recovery {
+    fn reported() -> Recovery {
         let mut recovery = Recovery::new(100, 90_000, 100_000);
         for clock in 101..150 {
             let (clocks, end) = at(clock);
             if clock == 140 {
-                recovery.came(clocks, 91_000, true);
+                recovery.arrived(clocks, 91_000, true);
             }
-            recovery.came(clocks, end, false);
+            recovery.arrived(clocks, end, false);
         }
         recovery
     }
 
     #[test]
     fn it_ends_with_what_was_sent_before_it_began() {
-        let mut recovery = told();
+        let mut recovery = reported();
         let ends: Vec<bool> = [90_000, 91_000, 138_999, 139_000, 141_000, 149_000]
             .iter()
             .map(|&acknowledged| recovery.may_end(150, acknowledged, 149_000))
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_then_begins_the_next() {
-        let mut recovery = told();
+        let mut recovery = reported();
         assert!(recovery.may_end(150, 139_500, 149_000));
         let mut next = recovery.after(155, 141_000, 154_000, true).unwrap();
         // All data that has arrived so far may have been sent before the second recovery began.
@@ -133,14 +133,14 @@ mod tests {
         // The ACK that ended the first recovery may be lost, so its repetition counts too.
         assert!(next.may_end(156, 141_000, 155_000) && !next.may_end(156, 142_000, 155_000));
         // A retransmission from the first recovery says nothing about the second.
-        next.came((129, 149), 120_000, true);
+        next.arrived((129, 149), 120_000, true);
         assert_eq!(next.repaired, None);
         for clock in 156..200 {
             let (clocks, end) = at(clock);
             if clock == 195 {
-                next.came(clocks, 143_000, true);
+                next.arrived(clocks, 143_000, true);
             }
-            next.came(clocks, end, false);
+            next.arrived(clocks, end, false);
         }
         // The second recovery began with the first or with the last ACK that may have ended the first
         // recovery. Data that echoes the first ACK's timestamp may have been sent after the second recovery

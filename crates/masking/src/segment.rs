@@ -226,10 +226,10 @@ impl Ip {
 
 /// The length of an IPv4 packet, or of an IPv6 packet whose length field is 0. That field is 0 in a
 /// superpacket over 64 KiB; the packet then has as many bytes as were read.
-fn length(said: usize, there: usize, offload: Offload) -> usize {
-    if said == 0 && offload.segment > 0 {
+fn length(declared: usize, there: usize, offload: Offload) -> usize {
+    if declared == 0 && offload.segment > 0 {
         there
     } else {
-        said
+        declared
     }
 }

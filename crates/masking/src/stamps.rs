@@ -70,7 +70,7 @@ pub(super) struct Stamps {
 
 /// The content of an ACK, by which the receiver chooses the timestamp to echo.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Said {
+pub(super) struct AckContent {
     /// One past the last byte acknowledged, and one past the highest byte that has arrived.
     pub acknowledged: u64,
     pub highest: u64,
@@ -144,7 +144,7 @@ impl Stamps {
 
     /// Notes data that has arrived while no hole is held. `stays`: it is not the first unacknowledged data,
     /// so its timestamp is not echoed.
-    pub fn came(&mut self, now: Time, value: u32, stays: bool) {
+    pub fn arrived(&mut self, now: Time, value: u32, stays: bool) {
         self.repair = None;
         self.see(value);
         if !self.unsent && !stays {
@@ -160,7 +160,7 @@ impl Stamps {
         let ticks = self.unit.map(|unit| (unit * SHORTEST) as u32).filter(|_| long);
         let first = ticks.map(|ticks| self.newest.wrapping_add(ticks)).filter(|&first| before(first, value));
         let echo = first.unwrap_or(value).wrapping_sub(1);
-        self.came(now, echo, false);
+        self.arrived(now, echo, false);
         self.see(value);
     }
 
@@ -178,15 +178,15 @@ impl Stamps {
     }
 
     /// The timestamp that an ACK echoes.
-    pub fn echoed(&mut self, now: Time, said: Said) -> u32 {
+    pub fn echoed(&mut self, now: Time, ack: AckContent) -> u32 {
         let clock = self.value(now);
         let Some(mut repair) = self.repair.take() else { return self.recent };
-        let ends = repair.recovery.may_end(clock, said.acknowledged, said.highest);
-        let next = repair.recovery.after(clock, said.acknowledged, said.highest, said.holding);
+        let ends = repair.recovery.may_end(clock, ack.acknowledged, ack.highest);
+        let next = repair.recovery.after(clock, ack.acknowledged, ack.highest, ack.holding);
         self.repair = next.map(|recovery| Repair { recovery, ..repair });
-        self.before = Some((clock, said.acknowledged, repair));
+        self.before = Some((clock, ack.acknowledged, repair));
         // An old echo makes the sender's RTO longer. A sender without new data may depend on that timer.
-        let aged = !said.goes_on && clock.wrapping_sub(repair.since) > said.oldest;
+        let aged = !ack.goes_on && clock.wrapping_sub(repair.since) > ack.oldest;
         if ends && !aged {
             self.recent
         } else {
@@ -213,7 +213,7 @@ impl Stamps {
             (repair.second, repair.newest) = (repair.newest, value);
         }
         repair.begun |= fills;
-        repair.recovery.came((value, echo), end, fills);
+        repair.recovery.arrived((value, echo), end, fills);
         // The echo may go back by one tick, since a retransmission may have the same timestamp as older data.
         (self.recent, self.recent_at) = (repair.echo(), now);
     }
@@ -279,14 +279,14 @@ mod tests {
     #[test]
     fn the_echo_is_the_first_unacknowledged_segment_s() {
         let mut stamps = Stamps::new(Time::ZERO, 7, 100);
-        stamps.came(MS, 110, false);
-        stamps.came(MS, 120, false);
+        stamps.arrived(MS, 110, false);
+        stamps.arrived(MS, 120, false);
         assert_eq!((stamps.recent, stamps.newest), (110, 120));
         stamps.unsent = false;
-        stamps.came(MS, 130, true);
+        stamps.arrived(MS, 130, true);
         assert_eq!(stamps.recent, 110, "not in order");
         stamps.unsent = false;
-        stamps.came(MS, 140, false);
+        stamps.arrived(MS, 140, false);
         assert_eq!(stamps.recent, 140);
     }
 
@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn the_echo_while_holes_are_held_is_from_before_the_first_repair() {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
-        stamps.came(100 * MS, 1080, false);
-        stamps.came(110 * MS, 1090, false);
+        stamps.arrived(100 * MS, 1080, false);
+        stamps.arrived(110 * MS, 1090, false);
         let mut end = 5000;
         stamps.hold(110 * MS, 0, end, 40 * MS);
         // Two segments were sent before our report reached the sender, and others after it.
@@ -308,7 +308,7 @@ mod tests {
         stamps.held(230 * MS, (1210, 190), 4000, true, 600);
         stamps.held(231 * MS, (1211, 211), 10_000, false, 600);
         assert_eq!(stamps.recent, 1120);
-        let said = |acknowledged, holding| Said {
+        let ack = |acknowledged, holding| AckContent {
             acknowledged,
             highest: 10_000,
             holding,
@@ -316,19 +316,19 @@ mod tests {
             oldest: 200,
         };
         // Data up to 8000 was sent before our report reached the sender.
-        assert_eq!(stamps.echoed(232 * MS, said(7999, true)), 1211, "of a part");
-        assert_eq!(stamps.echoed(232 * MS, said(8000, true)), 1120, "it may be all");
+        assert_eq!(stamps.echoed(232 * MS, ack(7999, true)), 1211, "of a part");
+        assert_eq!(stamps.echoed(232 * MS, ack(8000, true)), 1120, "it may be all");
         assert!(stamps.repairing());
-        assert_eq!(stamps.echoed(232 * MS, Said { goes_on: false, ..said(8001, true) }), 1120);
+        assert_eq!(stamps.echoed(232 * MS, AckContent { goes_on: false, ..ack(8001, true) }), 1120);
         assert_eq!(
-            stamps.echoed(332 * MS, Said { goes_on: false, ..said(8001, true) }),
+            stamps.echoed(332 * MS, AckContent { goes_on: false, ..ack(8001, true) }),
             1211,
             "that is long ago"
         );
-        assert_eq!(stamps.echoed(332 * MS, said(10_000, false)), 1120);
+        assert_eq!(stamps.echoed(332 * MS, ack(10_000, false)), 1120);
         assert!(!stamps.repairing());
         stamps.unsent = false;
-        stamps.came(333 * MS, 1213, false);
+        stamps.arrived(333 * MS, 1213, false);
         assert_eq!(stamps.recent, 1213);
     }
 
@@ -336,18 +336,18 @@ mod tests {
     fn what_was_lost_where_a_recovery_ended_keeps_its_echo() {
         let echoed = |acknowledged, waits: u32| {
             let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
-            stamps.came(99 * MS, 1079, false);
-            stamps.came(100 * MS, 1080, false);
+            stamps.arrived(99 * MS, 1079, false);
+            stamps.arrived(100 * MS, 1080, false);
             stamps.hold(100 * MS, 0, 5000, 40 * MS);
             stamps.held(140 * MS, (1120, 100), 1000, true, 600);
             let (highest, goes_on, oldest) = (5000, true, 200);
-            let said = Said { acknowledged: 5000, highest, holding: false, goes_on, oldest };
-            assert_eq!(stamps.echoed(140 * MS, said), 1079);
+            let ack = AckContent { acknowledged: 5000, highest, holding: false, goes_on, oldest };
+            assert_eq!(stamps.echoed(140 * MS, ack), 1079);
             assert!(!stamps.repairing());
             let at = MS * (140 + waits);
             stamps.hold(at, acknowledged, 7000, 40 * MS);
             stamps.held(at + 40 * MS, (1160, 140 + waits), 6000, true, 600);
-            stamps.echoed(at + 40 * MS, Said { acknowledged: 7000, highest: 7000, ..said })
+            stamps.echoed(at + 40 * MS, AckContent { acknowledged: 7000, highest: 7000, ..ack })
         };
         assert_eq!(echoed(5000, 40), 1079, "the sender has not paused");
         assert!(echoed(6000, 40) > 1079 && echoed(5000, 90) > 1079);
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn an_echo_is_neither_held_for_long_nor_from_before_a_pause() {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
-        stamps.came(9000 * MS, 10_000, false);
+        stamps.arrived(9000 * MS, 10_000, false);
         stamps.hold(9000 * MS, 0, 1000, 40 * MS);
         stamps.held(9050 * MS, (10_050, 9000), 500, true, 600);
         assert_eq!(stamps.recent, 9999);
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn old_is_what_is_older_than_the_echo_but_for_a_hole_s() {
         let mut stamps = Stamps::new(Time::ZERO, 7, u32::MAX - 5);
-        stamps.came(MS, 5, false);
+        stamps.arrived(MS, 5, false);
         assert!(stamps.is_old(MS, u32::MAX, None) && !stamps.is_old(MS, 5, None));
         assert!(!stamps.is_old(MS, u32::MAX, Some(u32::MAX - 5)));
         assert!(stamps.is_old(MS, u32::MAX - 6, Some(u32::MAX - 5)));

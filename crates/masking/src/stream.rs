@@ -414,12 +414,12 @@ impl Stream {
         self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + reorder_window.time).min()
     }
 
-    /// Changes the loss policy, and judges open gaps again. Held gaps before `told` stay held: SACK blocks
+    /// Changes the loss policy, and judges open gaps again. Held gaps before `shown` stay held: SACK blocks
     /// have shown them to the sender, which is retransmitting them.
-    pub fn change(&mut self, told: u64, change: impl FnOnce(&mut Policy)) {
+    pub fn change(&mut self, shown: u64, change: impl FnOnce(&mut Policy)) {
         change(&mut self.policy);
         for gap in std::mem::take(&mut self.gaps) {
-            if gap.held && gap.range.end < told {
+            if gap.held && gap.range.end < shown {
                 self.gaps.push_back(gap);
             } else {
                 self.sort(gap);

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::segment::{Offload, Segment};
-use super::stamps::{Said, Stamps};
+use super::stamps::{AckContent, Stamps};
 use super::Time;
 
 fn cases(vectors: &str) -> (Value, Vec<Value>) {
@@ -65,16 +65,16 @@ fn echoes_are_chosen_as_the_vectors_say() {
                 if stamps.repairing() {
                     stamps.held(now, clocks, data[3], step.get("fills").is_some(), oldest);
                 } else {
-                    stamps.came(now, clocks.0, false);
+                    stamps.arrived(now, clocks.0, false);
                 }
-            } else if let Some(told) = of("told") {
-                stamps.hold(Time::from_millis(told[0]), told[1], told[2], trip);
+            } else if let Some(report) = of("told") {
+                stamps.hold(Time::from_millis(report[0]), report[1], report[2], trip);
             } else {
                 let ack = of("ack").unwrap();
                 let (acknowledged, highest) = (ack[1], ack[2]);
                 let (holding, goes_on) = (is_set("missing"), is_set("goes_on"));
-                let said = Said { acknowledged, highest, holding, goes_on, oldest: at_the_end };
-                let echo = stamps.echoed(Time::from_millis(ack[0]), said);
+                let content = AckContent { acknowledged, highest, holding, goes_on, oldest: at_the_end };
+                let echo = stamps.echoed(Time::from_millis(ack[0]), content);
                 assert_eq!(u64::from(echo), step["echo"].as_u64().unwrap(), "{}: {step}", case["name"]);
                 assert_eq!(stamps.repairing(), !is_set("ends"), "{}: {step}", case["name"]);
             }

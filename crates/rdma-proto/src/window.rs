@@ -1,7 +1,7 @@
 //! How much may be in flight, and when the next piece leaves. It uses [`thalweg_sending`], with pieces for
 //! packets.
 
-use thalweg_sending::{Delivery, Heard, Pacer, Rate, Stamp};
+use thalweg_sending::{AckSample, Delivery, Pacer, Rate, Stamp};
 
 use crate::cut::Size;
 use crate::Time;
@@ -130,7 +130,7 @@ impl Window {
             self.next = now + delay;
         }
         self.delivery.arrived(now, sent.bytes, sent.at, sent.stamp);
-        let heard = Heard {
+        let sample = AckSample {
             now,
             bytes: sent.bytes,
             fates: (sent.bytes, 0), // the device retransmits by itself
@@ -139,7 +139,7 @@ impl Window {
             trip: Some(now.saturating_sub(sent.at)),
             measured: self.delivery.measure(self.rate.base()),
         };
-        self.rate.heard(&heard);
+        self.rate.acknowledged(&sample);
         if let (Some(due), Some(base), Some(pace)) = (sent.due, self.rate.base(), self.rate.pace()) {
             if now > due + base + base / 2 {
                 self.size.late();

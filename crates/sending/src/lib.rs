@@ -25,7 +25,7 @@ pub use belief::{Belief, Waits};
 pub use delivery::{Delivery, Measured, Stamp};
 pub use loss::Trips;
 pub use pace::Pacer;
-pub use rate::{Heard, Rate};
+pub use rate::{AckSample, Rate};
 
 /// Time since some fixed moment, on a monotonic clock. The caller passes the current time.
 pub type Time = std::time::Duration;

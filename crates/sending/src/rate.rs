@@ -96,7 +96,7 @@ enum Mode {
 
 /// Input of the rate controller: the information from one ACK.
 #[derive(Debug, Clone, Copy)]
-pub struct Heard {
+pub struct AckSample {
     /// When the ACK arrived.
     pub now: Time,
     /// Newly acknowledged bytes.
@@ -371,57 +371,57 @@ impl Rate {
     }
 
     /// Processes an ACK.
-    pub fn heard(&mut self, heard: &Heard) {
-        let new_round = heard.measured.is_some_and(|measured| measured.before >= self.round_ends);
+    pub fn acknowledged(&mut self, sample: &AckSample) {
+        let new_round = sample.measured.is_some_and(|measured| measured.before >= self.round_ends);
         if new_round {
             self.round += 1;
-            self.round_ends = heard.delivered;
+            self.round_ends = sample.delivered;
             self.see_loss();
-            self.see_slow_path(heard.trip);
+            self.see_slow_path(sample.trip);
         }
-        let (came, lost) = heard.fates;
-        self.counted = (self.counted.0 + came, self.counted.1 + lost);
-        self.see_jitter(heard.trip);
-        self.see_queue(heard.trip);
-        self.see_carried(heard);
-        if let Some(measured) = heard.measured {
+        let (arrived, lost) = sample.fates;
+        self.counted = (self.counted.0 + arrived, self.counted.1 + lost);
+        self.see_jitter(sample.trip);
+        self.see_queue(sample.trip);
+        self.see_carried(sample);
+        if let Some(measured) = sample.measured {
             self.delivered_at(measured);
         }
-        let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
+        let aged = sample.trip.is_some_and(|trip| self.tripped(sample.now, trip));
         match self.mode {
-            Mode::Starting => self.starting(heard, new_round),
+            Mode::Starting => self.starting(sample, new_round),
             // If the path's jitter shows only now, the apparent queue was jitter: go on with start-up.
             Mode::Checking(_) if self.calm >= QUEUED || self.found_jitter() => self.mode = Mode::Starting,
             Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
             Mode::Checking(_) => {}
             Mode::Draining | Mode::Cruising(..) if aged => {
-                self.mode = Mode::Looking(heard.now + LOOKING.max(self.base.unwrap_or_default()));
+                self.mode = Mode::Looking(sample.now + LOOKING.max(self.base.unwrap_or_default()));
             }
             Mode::Draining => {
-                if self.target(1.0).is_none_or(|most| heard.under_way <= most) {
-                    self.mode = Mode::Cruising(0, heard.now);
+                if self.target(1.0).is_none_or(|most| sample.under_way <= most) {
+                    self.mode = Mode::Cruising(0, sample.now);
                     self.probed = self.rates.front().map_or(0.0, |&(_, rate)| rate);
                 }
             }
-            Mode::Cruising(phase, since) => self.cruising(heard, phase, since),
-            Mode::Looking(until) if heard.now >= until => {
-                self.base_at = heard.now;
-                self.mode = Mode::Cruising(2, heard.now);
+            Mode::Cruising(phase, since) => self.cruising(sample, phase, since),
+            Mode::Looking(until) if sample.now >= until => {
+                self.base_at = sample.now;
+                self.mode = Mode::Cruising(2, sample.now);
             }
             Mode::Looking(_) => {}
         }
-        self.resize(heard.bytes);
+        self.resize(sample.bytes);
     }
 
     /// Takes a sample of the loss rate. The least sample of one cycle is the path's loss. The sender was
     /// slower than the path in some of these samples, so slowing down does not lessen that loss. A sample
     /// during which a queue was seen does not count, since the queue may have overflowed.
     fn see_loss(&mut self) {
-        let (came, lost) = std::mem::take(&mut self.counted);
-        self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
-        self.sampled = (self.sampled.0 + came, self.sampled.1 + lost);
-        let (came, lost) = self.sampled;
-        let packets = (came + lost) as f64 / self.full as f64;
+        let (arrived, lost) = std::mem::take(&mut self.counted);
+        self.lossy = (3.0 * self.lossy + lost as f64 / ((arrived + lost) as f64).max(1.0)) / 4.0;
+        self.sampled = (self.sampled.0 + arrived, self.sampled.1 + lost);
+        let (arrived, lost) = self.sampled;
+        let packets = (arrived + lost) as f64 / self.full as f64;
         if packets < SAMPLED {
             return;
         }
@@ -429,7 +429,7 @@ impl Rate {
         if std::mem::take(&mut self.crowded) {
             return; // the queue may have overflowed, whoever filled it
         }
-        let share = lost as f64 / (came + lost) as f64;
+        let share = lost as f64 / (arrived + lost) as f64;
         // The least of several samples is below the mean by about their standard deviation, so add that.
         let error = (share * (1.0 - share) / packets).sqrt();
         if self.losses.len() == CYCLE.len() {
@@ -516,13 +516,13 @@ impl Rate {
     /// Measures how many bytes a round trip carries. If it took long to send a flight, its delivery rate is
     /// less than the path's rate. With the delivery rate alone, the cwnd would then grow only by half in a
     /// round trip. Bytes that waited in a queue do not count.
-    fn see_carried(&mut self, heard: &Heard) {
-        let (Some(trip), Some(base), Some(measured)) = (heard.trip, self.base, heard.measured) else {
+    fn see_carried(&mut self, sample: &AckSample) {
+        let (Some(trip), Some(base), Some(measured)) = (sample.trip, self.base, sample.measured) else {
             return;
         };
         let usual = self.smooth.clamp(base, base + self.held_up());
         let share = (usual.as_secs_f64() / trip.as_secs_f64().max(1e-6)).min(1.0);
-        self.carried = self.carried.max(((heard.delivered - measured.before) as f64 * share) as u64);
+        self.carried = self.carried.max(((sample.delivered - measured.before) as f64 * share) as u64);
     }
 
     /// Detects that the path has become slower than the rates that are still valid. Those rates fill a queue,
@@ -537,9 +537,9 @@ impl Rate {
         }
     }
 
-    fn starting(&mut self, heard: &Heard, new_round: bool) {
+    fn starting(&mut self, sample: &AckSample, new_round: bool) {
         let rate = self.rates.front().map_or(0.0, |&(_, rate)| rate);
-        if new_round && !heard.measured.is_some_and(|measured| measured.idle) {
+        if new_round && !sample.measured.is_some_and(|measured| measured.idle) {
             if rate >= 1.25 * self.reached {
                 (self.reached, self.plateau) = (rate, 0);
             } else {
@@ -562,10 +562,10 @@ impl Rate {
         !self.jittery && !self.held_up().is_zero()
     }
 
-    fn cruising(&mut self, heard: &Heard, phase: usize, since: Time) {
-        let passed = heard.now.saturating_sub(since) > self.base.unwrap_or_default();
+    fn cruising(&mut self, sample: &AckSample, phase: usize, since: Time) {
+        let passed = sample.now.saturating_sub(since) > self.base.unwrap_or_default();
         let over = match CYCLE[phase] {
-            gain if gain < 1.0 => passed || self.target(0.5).is_none_or(|most| heard.under_way <= most),
+            gain if gain < 1.0 => passed || self.target(0.5).is_none_or(|most| sample.under_way <= most),
             _ => passed,
         };
         if over {
@@ -575,7 +575,7 @@ impl Rate {
             if next == 0 {
                 self.probed = rate;
             }
-            self.mode = Mode::Cruising(next, heard.now);
+            self.mode = Mode::Cruising(next, sample.now);
         }
     }
 
@@ -609,9 +609,9 @@ mod tests {
     /// A number of bytes so large that the sampling error of a loss rate is small.
     const MANY: f64 = 1e9;
 
-    fn heard(now: Time, rate: f64, trip: Time, round: u64) -> Heard {
+    fn sample(now: Time, rate: f64, trip: Time, round: u64) -> AckSample {
         let measured = Some(Measured { rate, idle: false, before: round });
-        Heard {
+        AckSample {
             now,
             bytes: 10_000,
             fates: (10_000, 0),
@@ -625,7 +625,7 @@ mod tests {
     fn cruising() -> Rate {
         let mut rate = Rate::new(1_400, 32);
         for round in 0..20 {
-            rate.heard(&heard((40 * round as u32) * MS, 1e6, 40 * MS, round));
+            rate.acknowledged(&sample((40 * round as u32) * MS, 1e6, 40 * MS, round));
         }
         assert!(matches!(rate.mode, Mode::Cruising(..)), "{:?}", rate.mode);
         rate
@@ -635,9 +635,9 @@ mod tests {
     fn starts_fast_and_then_keeps_to_the_path() {
         let mut rate = Rate::new(1_400, 32);
         assert_eq!((rate.window(), rate.pace()), (32 * 1_400, None));
-        rate.heard(&heard(40 * MS, 5e5, 40 * MS, 0));
+        rate.acknowledged(&sample(40 * MS, 5e5, 40 * MS, 0));
         assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04), "not slower than it began");
-        rate.heard(&heard(80 * MS, 2e6, 40 * MS, 1));
+        rate.acknowledged(&sample(80 * MS, 2e6, 40 * MS, 1));
         assert_eq!(rate.pace(), Some(STARTING * 2e6));
         let rate = cruising();
         let holds = 1e6 * (1.25 * 0.04 + 0.02);
@@ -647,10 +647,10 @@ mod tests {
     /// A sender that has just seen a queue.
     fn checking() -> Rate {
         let mut rate = Rate::new(1_400, 32);
-        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
+        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
         for n in 1..=QUEUED {
             assert_eq!(rate.mode, Mode::Starting);
-            rate.heard(&heard((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
+            rate.acknowledged(&sample((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
         }
         assert!(matches!(rate.mode, Mode::Checking(_)), "{:?}", rate.mode);
         rate
@@ -660,7 +660,7 @@ mod tests {
     fn the_first_queue_that_stays_ends_the_start() {
         let mut rate = checking();
         for round in 1..4 {
-            rate.heard(&heard((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
+            rate.acknowledged(&sample((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
         }
         assert!(matches!(rate.mode, Mode::Draining | Mode::Cruising(..)), "{:?}", rate.mode);
     }
@@ -670,8 +670,8 @@ mod tests {
         let mut rate = Rate::new(1_400, 32);
         for round in 0..40 {
             let idle = Measured { rate: 1e3, idle: true, before: round };
-            let late = heard((40 * round as u32) * MS, 1e3, if round == 0 { 40 } else { 50 } * MS, round);
-            rate.heard(&Heard { measured: Some(idle), ..late });
+            let late = sample((40 * round as u32) * MS, 1e3, if round == 0 { 40 } else { 50 } * MS, round);
+            rate.acknowledged(&AckSample { measured: Some(idle), ..late });
         }
         assert_eq!(rate.mode, Mode::Starting);
         assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
@@ -682,7 +682,7 @@ mod tests {
         let mut rate = checking();
         for n in 0..20_u32 {
             let trip = if n % 2 == 0 { 60 } else { 160 };
-            rate.heard(&heard((60 + n) * MS, 2e6, trip * MS, 0));
+            rate.acknowledged(&sample((60 + n) * MS, 2e6, trip * MS, 0));
         }
         assert_eq!(rate.mode, Mode::Starting);
     }
@@ -691,14 +691,14 @@ mod tests {
     #[test]
     fn a_flight_that_took_long_to_send_does_not_slow_down_the_start() {
         let mut rate = Rate::new(1_400, 32).starting_fast();
-        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
-        let long = Heard { delivered: 100_000, ..heard(120 * MS, 1.25e6, 40 * MS, 0) };
-        rate.heard(&long);
+        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
+        let long = AckSample { delivered: 100_000, ..sample(120 * MS, 1.25e6, 40 * MS, 0) };
+        rate.acknowledged(&long);
         assert_eq!(rate.window(), (GROWTH * 100_000.0) as u64);
         // Bytes that waited in a queue do not count.
         let mut rate = Rate::new(1_400, 32).starting_fast();
-        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
-        rate.heard(&Heard { delivered: 100_000, trip: Some(400 * MS), ..long });
+        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
+        rate.acknowledged(&AckSample { delivered: 100_000, trip: Some(400 * MS), ..long });
         assert!(rate.carried < 50_000, "{}", rate.carried);
     }
 
@@ -706,7 +706,7 @@ mod tests {
     fn late_acknowledgements_do_not_end_the_start() {
         let mut rate = checking();
         for n in 0..QUEUED {
-            rate.heard(&heard((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
+            rate.acknowledged(&sample((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
         }
         assert_eq!(rate.mode, Mode::Starting);
     }
@@ -715,10 +715,10 @@ mod tests {
     fn a_rate_is_forgotten_after_ten_rounds_and_an_idle_one_at_once() {
         let mut rate = cruising();
         let idle = Measured { rate: 5e5, idle: true, before: 20 };
-        rate.heard(&Heard { measured: Some(idle), ..heard(800 * MS, 5e5, 40 * MS, 20) });
+        rate.acknowledged(&AckSample { measured: Some(idle), ..sample(800 * MS, 5e5, 40 * MS, 20) });
         assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
         for round in 21..40 {
-            rate.heard(&heard(40 * MS * round as u32, 5e5, 40 * MS, round));
+            rate.acknowledged(&sample(40 * MS * round as u32, 5e5, 40 * MS, round));
         }
         assert_eq!(rate.rates.front().map(|r| r.1), Some(5e5));
     }
@@ -737,7 +737,7 @@ mod tests {
                 let lost = (MANY * share / (1.0 - share)) as u64;
                 let now = 40 * MS * round as u32;
                 let fates = (MANY as u64, lost);
-                rate.heard(&Heard { fates, ..heard(now, 1e6, 40 * MS, rate.round_ends) });
+                rate.acknowledged(&AckSample { fates, ..sample(now, 1e6, 40 * MS, rate.round_ends) });
             }
             assert!((pace(&rate) - expected).abs() < 0.001, "{share}: {}", pace(&rate));
         }
@@ -748,9 +748,9 @@ mod tests {
         let mut rate = cruising().making_up(0.4);
         for _ in 0..60 {
             let round = rate.round + 1;
-            rate.heard(&Heard {
+            rate.acknowledged(&AckSample {
                 fates: (MANY as u64, MANY as u64 / 2),
-                ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
+                ..sample(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
             });
         }
         assert!((rate.made_up() - 1.0 / 3.0).abs() < 0.001, "{}", rate.made_up());
@@ -764,7 +764,10 @@ mod tests {
         for n in 0..60 {
             let round = rate.round + 1;
             let fates = if n % 8 == 0 { (MANY as u64, 0) } else { (MANY as u64, MANY as u64 / 2) };
-            rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends) });
+            rate.acknowledged(&AckSample {
+                fates,
+                ..sample(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
+            });
         }
         assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
     }
@@ -777,10 +780,10 @@ mod tests {
         for (loss, least, most) in [(0.7, 0.6, 0.62), (0.0, 0.0, 0.05)] {
             for _ in 0..100 {
                 let sent = rate.pace().unwrap();
-                let came = (sent * (1.0 - loss)).min(1e6);
-                let fates = ((MANY * came / sent) as u64, (MANY * (1.0 - came / sent)) as u64);
+                let arrived = (sent * (1.0 - loss)).min(1e6);
+                let fates = ((MANY * arrived / sent) as u64, (MANY * (1.0 - arrived / sent)) as u64);
                 let now = 40 * MS * (rate.round + 1) as u32;
-                rate.heard(&Heard { fates, ..heard(now, came, 40 * MS, rate.round_ends) });
+                rate.acknowledged(&AckSample { fates, ..sample(now, arrived, 40 * MS, rate.round_ends) });
             }
             let made_up = rate.path_loss().min(MOST_MADE_UP);
             assert!((least..=most).contains(&made_up), "{loss}: {made_up} of {rate:?}");
@@ -794,7 +797,10 @@ mod tests {
         for _ in 0..20 {
             let round = rate.round + 1;
             let fates = (MANY as u64, 2 * MANY as u64);
-            rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e5, 40 * MS, rate.round_ends) });
+            rate.acknowledged(&AckSample {
+                fates,
+                ..sample(40 * MS * round as u32, 1e5, 40 * MS, rate.round_ends)
+            });
             modes.push(rate.mode == Mode::Starting);
         }
         assert!(modes[..6].iter().all(|starting| !starting), "one bad round is no sign: {modes:?}");
@@ -807,7 +813,7 @@ mod tests {
         let mut rate = Rate::new(1_400, 32);
         for n in 0..40_u32 {
             let trip = if n % 2 == 0 { 40 * MS } else { 140 * MS };
-            rate.heard(&heard(n * MS, 1e5 * 1.3_f64.powi(n as i32), trip, n.into()));
+            rate.acknowledged(&sample(n * MS, 1e5 * 1.3_f64.powi(n as i32), trip, n.into()));
         }
         assert_eq!(rate.mode, Mode::Starting);
         assert!(rate.held_up() > 100 * MS, "{:?}", rate.held_up());
@@ -816,7 +822,7 @@ mod tests {
         let mut rate = cruising();
         for n in 0..100_u32 {
             let trip = 40 * MS + 4 * MS * if n < 50 { n } else { 100 - n };
-            rate.heard(&heard(800 * MS + n * MS, 1e6, trip, 19));
+            rate.acknowledged(&sample(800 * MS + n * MS, 1e6, trip, 19));
         }
         assert_eq!(rate.held_up(), Time::ZERO);
     }
@@ -826,7 +832,7 @@ mod tests {
         let trips = [20, 40, 40, 40, 40, 20, 40, 40, 40, 20, 40, 40, 40, 40, 40];
         let mut rate = Rate::new(1_400, 32);
         for (n, &trip) in (0_u32..).zip(&trips) {
-            rate.heard(&heard(n * MS, 1e6, trip * MS, 0));
+            rate.acknowledged(&sample(n * MS, 1e6, trip * MS, 0));
             if n == 3 {
                 assert_eq!(rate.base(), Some(20 * MS), "nobody knows yet");
                 rate.overtaken();
@@ -842,7 +848,7 @@ mod tests {
         let mut rate = cruising();
         for round in 20..23 {
             assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
-            rate.heard(&heard(800 * MS + 130 * MS * (round as u32 - 19), 1e5, 130 * MS, round));
+            rate.acknowledged(&sample(800 * MS + 130 * MS * (round as u32 - 19), 1e5, 130 * MS, round));
         }
         assert_eq!(rate.rates.front().map(|r| r.1), Some(1e5));
     }
@@ -852,7 +858,7 @@ mod tests {
         let mut rate = cruising();
         let mut shrank = false;
         for round in 20..400 {
-            rate.heard(&heard(40 * MS * round as u32, 1e6, 60 * MS, round));
+            rate.acknowledged(&sample(40 * MS * round as u32, 1e6, 60 * MS, round));
             shrank |= rate.window() <= (1e6 * (0.5 * 0.06 + 0.02)) as u64;
         }
         assert!(shrank, "it never looked");

@@ -148,9 +148,9 @@ struct Place {
 impl UnauthenticatedPeer {
     /// Records that the peer has completed a step of its handshake. Peers that have been silent for longer
     /// are evicted before it.
-    pub fn heard(&self) {
+    pub fn progressed(&self) {
         let now = self.0.admission_queue.now();
-        self.0.admission_queue.table().unauthenticated_peers.heard(now, self.0.id);
+        self.0.admission_queue.table().unauthenticated_peers.progressed(now, self.0.id);
     }
 
     /// Records that the peer has proved who it is. Its place becomes free, and it cannot be evicted any more.
@@ -291,7 +291,7 @@ mod tests {
     async fn whoever_gives_way_is_told() {
         let admission_queue = admission_queue(2, 2);
         let (first, second) = (admission_queue.enter(address(1)), admission_queue.enter(address(1)));
-        first.heard();
+        first.progressed();
         let third = admission_queue.enter(address(2));
         let error = second.watch().evicted().await.unwrap();
         assert_eq!(error.kind(), ErrorKind::Closed);
@@ -305,7 +305,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_unauthenticated_peer_has_to_go_in_time() {
         let unauthenticated_peer = admission_queue(2, 2).enter(address(1));
-        unauthenticated_peer.heard();
+        unauthenticated_peer.progressed();
         assert_eq!(unauthenticated_peer.watch().evicted().await.unwrap().kind(), ErrorKind::Timeout);
     }
 

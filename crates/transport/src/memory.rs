@@ -187,12 +187,12 @@ impl MemoryLink {
     }
 
     async fn push(&self, operation: &'static str, frame: Frame, bytes: usize) -> Result<()> {
-        let gone = || Error::closed(operation, "the link is closed");
+        let closed = || Error::closed(operation, "the link is closed");
         tokio::select! {
             biased;
-            () = self.ended() => Err(gone()),
+            () = self.ended() => Err(closed()),
             place = self.outbox.reserve() => {
-                let place = place.map_err(|_| gone())?;
+                let place = place.map_err(|_| closed())?;
                 // Count before the peer can take the frame. When the peer's answer arrives, the frame is in
                 // the counters.
                 self.sent.fetch_add((HEADER_BYTES + bytes) as u64, Ordering::Relaxed);
@@ -220,14 +220,14 @@ impl MemoryLink {
     }
 
     async fn flush(&self) -> Result<()> {
-        let gone = || Error::closed("send update", "the link is closed");
+        let closed = || Error::closed("send update", "the link is closed");
         let (taken, all_taken) = oneshot::channel();
         tokio::select! {
             biased;
-            () = self.ended() => Err(gone()),
+            () = self.ended() => Err(closed()),
             flushed = async {
-                self.outbox.send(Frame::Flush(taken)).await.map_err(|_| gone())?;
-                all_taken.await.map_err(|_| gone())
+                self.outbox.send(Frame::Flush(taken)).await.map_err(|_| closed())?;
+                all_taken.await.map_err(|_| closed())
             } => flushed,
         }
     }

@@ -367,9 +367,9 @@ mod tests {
         let bytes = Bytes::from_static(b"abcdefgh");
         let update = Outgoing::packed(id(), bytes, [(900, 3), (5, 5), (7, 1)], Cancel::default());
         let frames: Vec<_> = update.chunks().iter().map(|c| update.frame(c).unwrap()).collect();
-        let said: Vec<_> =
+        let buffers: Vec<_> =
             frames.iter().map(|(header, payload)| (header.chunk.offset, &payload[..])).collect();
-        assert_eq!(said, [(900, &b"abc"[..]), (5, b"defgh")], "there is nothing left for the third");
+        assert_eq!(buffers, [(900, &b"abc"[..]), (5, b"defgh")], "there is nothing left for the third");
         assert!(frames.iter().all(|(header, payload)| header.verify(payload).is_ok()));
     }
 

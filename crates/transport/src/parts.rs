@@ -16,14 +16,14 @@ pub const ALIGNED: u64 = 8;
 /// The chunk's checksum cannot verify parts; the transport must have verified their bytes itself.
 pub fn hand_over(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> u64 {
     let Some(target) = sink.holed(chunk, target, holes) else { return 0 };
-    let came = parts(chunk.offset, chunk.length.into(), holes);
+    let arrived = parts(chunk.offset, chunk.length.into(), holes);
     let bytes = target.bytes();
     let kept: Vec<Vec<u8>> =
-        came.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
+        arrived.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
     // The parts' places lie within the place of the whole chunk, so its claim must end first.
     drop(target);
     let mut copied = 0;
-    for (part, kept) in came.iter().zip(kept) {
+    for (part, kept) in arrived.iter().zip(kept) {
         let header = ChunkHeader { offset: chunk.offset + part.start, length: part.len() as u32, ..*chunk };
         copied += 2 * part.len();
         if let Some(mut place) = sink.place(&header).filter(|place| place.bytes().len() == kept.len()) {

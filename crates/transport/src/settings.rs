@@ -325,8 +325,8 @@ mod tests {
     fn what_has_no_effect_beside_another_setting_is_refused() {
         let error = set(r#"{"retain": true, "mode": "unary"}"#).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let said = "retain has no effect with mode = \"unary\"; it is for mode = stream";
-        assert!(error.to_string().contains(said), "{error}");
+        let reason = "retain has no effect with mode = \"unary\"; it is for mode = stream";
+        assert!(error.to_string().contains(reason), "{error}");
         for fine in [r#"{"retain": true}"#, r#"{"retain": false, "mode": "unary"}"#] {
             assert!(set(fine).is_ok(), "{fine}");
         }
@@ -334,13 +334,13 @@ mod tests {
 
     #[test]
     fn refuses_with_what_there_is() {
-        let said = |json| set(json).unwrap_err().to_string();
-        assert!(said(r#"{"qos": 3}"#).contains("qos must be a whole number from 0 to 2"));
-        assert!(said(r#"{"retain": 1}"#).contains("true or false"));
-        assert!(said(r#"{"mode": "other"}"#).contains("one of stream, unary"));
-        assert!(said(r#"{"speed": 1}"#).contains("qos, retain, mode, part, topic"));
+        let refusal = |json| set(json).unwrap_err().to_string();
+        assert!(refusal(r#"{"qos": 3}"#).contains("qos must be a whole number from 0 to 2"));
+        assert!(refusal(r#"{"retain": 1}"#).contains("true or false"));
+        assert!(refusal(r#"{"mode": "other"}"#).contains("one of stream, unary"));
+        assert!(refusal(r#"{"speed": 1}"#).contains("qos, retain, mode, part, topic"));
         let long = serde_json::to_string(&BTreeMap::from([("topic", "x".repeat(201))])).unwrap();
-        assert!(said(&long).contains("up to 200 bytes"));
+        assert!(refusal(&long).contains("up to 200 bytes"));
         let none = serde_json::from_str::<Settings>(r#"{"qos": 1}"#).unwrap().read(&[]).unwrap_err();
         assert!(none.to_string().contains("no options of its own"), "{none}");
     }

@@ -83,7 +83,7 @@ struct Row {
     origin: Origin,
     /// When the peer last completed a step of its handshake, or when it connected. Of two equal times, the
     /// one of the lower number counts as older.
-    heard: Duration,
+    last_step: Duration,
 }
 
 /// The table of unauthenticated peers. Evicted peers are not in it, even while their connections still exist.
@@ -146,20 +146,20 @@ impl UnauthenticatedPeers {
         }
         let id = self.next;
         self.next += 1;
-        self.rows.insert(id, Row { origin, heard: now });
+        self.rows.insert(id, Row { origin, last_step: now });
         *self.counts.entry(origin).or_default() += 1;
         (id, out)
     }
 
     fn oldest(&self, among: impl Fn(&Row) -> bool) -> Option<UnauthenticatedPeerId> {
         let candidates = self.rows.iter().filter(|(_, row)| among(row));
-        candidates.min_by_key(|(&id, row)| (row.heard, id)).map(|(&id, _)| id)
+        candidates.min_by_key(|(&id, row)| (row.last_step, id)).map(|(&id, _)| id)
     }
 
     /// Records that the peer has completed a step of its handshake. A single byte does not count.
-    pub fn heard(&mut self, now: Duration, id: UnauthenticatedPeerId) {
+    pub fn progressed(&mut self, now: Duration, id: UnauthenticatedPeerId) {
         if let Some(row) = self.rows.get_mut(&id) {
-            row.heard = row.heard.max(now);
+            row.last_step = row.last_step.max(now);
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let mut unauthenticated_peers = table(100, 2);
         let (first, _) = unauthenticated_peers.arrive(at(0), address(1));
         let (second, _) = unauthenticated_peers.arrive(at(1), address(1));
-        unauthenticated_peers.heard(at(2), first);
+        unauthenticated_peers.progressed(at(2), first);
         assert_eq!(
             unauthenticated_peers.arrive(at(3), address(1)).1,
             Some(second),
@@ -236,7 +236,7 @@ mod tests {
         let mut unauthenticated_peers = table(3, 2);
         let ids: Vec<UnauthenticatedPeerId> =
             (0..3).map(|n: u8| unauthenticated_peers.arrive(at(n.into()), address(n)).0).collect();
-        unauthenticated_peers.heard(at(5), ids[0]);
+        unauthenticated_peers.progressed(at(5), ids[0]);
         assert_eq!(unauthenticated_peers.arrive(at(6), address(9)).1, Some(ids[1]));
     }
 
@@ -274,11 +274,11 @@ mod tests {
         assert!(few.total >= 2 && few.share >= 1);
     }
 
-    /// A step of the property test. `Heard` and `Leave` choose a peer by its index among those that arrived.
+    /// A step of the property test. `Progress` and `Leave` choose a peer by its index among those that arrived.
     #[derive(Debug, Clone)]
     enum Step {
         Arrive(u8),
-        Heard(prop::sample::Index),
+        Progress(prop::sample::Index),
         Leave(prop::sample::Index),
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let index = any::<prop::sample::Index>;
         let step = prop_oneof![
             6 => (0..5_u8).prop_map(Step::Arrive),
-            2 => index().prop_map(Step::Heard),
+            2 => index().prop_map(Step::Progress),
             1 => index().prop_map(Step::Leave),
         ];
         prop::collection::vec(step, 1..200)
@@ -305,7 +305,7 @@ mod tests {
         #[test]
         fn whoever_gives_way_had_no_less_than_the_newcomer(total in 1..12_usize, share in 1..6_usize, steps in steps()) {
             let mut unauthenticated_peers = table(total, share.min(total));
-            let mut came: Vec<UnauthenticatedPeerId> = Vec::new();
+            let mut arrived: Vec<UnauthenticatedPeerId> = Vec::new();
             for (step, ms) in steps.into_iter().zip(0..) {
                 match step {
                     Step::Arrive(n) => {
@@ -314,18 +314,18 @@ mod tests {
                         let (id, out) = unauthenticated_peers.arrive(at(ms), address(n));
                         prop_assert!(unauthenticated_peers.rows.contains_key(&id), "a newcomer is always let in");
                         if let Some(out) = out {
-                            let gone = before[&out];
-                            prop_assert!(gone.origin == address(n) || held(gone.origin) > held(address(n)));
-                            let older = |row: &&Row| row.origin == gone.origin && row.heard < gone.heard;
+                            let evicted = before[&out];
+                            prop_assert!(evicted.origin == address(n) || held(evicted.origin) > held(address(n)));
+                            let older = |row: &&Row| row.origin == evicted.origin && row.last_step < evicted.last_step;
                             prop_assert_eq!(before.values().filter(older).count(), 0);
                         } else {
                             prop_assert!(before.len() < total);
                         }
-                        came.push(id);
+                        arrived.push(id);
                     }
-                    Step::Heard(which) if !came.is_empty() => unauthenticated_peers.heard(at(ms), *which.get(&came)),
-                    Step::Leave(which) if !came.is_empty() => unauthenticated_peers.leave(*which.get(&came)),
-                    Step::Heard(_) | Step::Leave(_) => {}
+                    Step::Progress(which) if !arrived.is_empty() => unauthenticated_peers.progressed(at(ms), *which.get(&arrived)),
+                    Step::Leave(which) if !arrived.is_empty() => unauthenticated_peers.leave(*which.get(&arrived)),
+                    Step::Progress(_) | Step::Leave(_) => {}
                 }
                 check(&unauthenticated_peers);
             }

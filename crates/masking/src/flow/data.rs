@@ -184,7 +184,7 @@ impl Flow {
         if cx.config.undo.eifel && silence >= TIMEOUT {
             stamps.woke(cx.now, value, silence >= TWICE + self.rtt.unwrap_or_default());
         } else {
-            stamps.came(cx.now, value, false);
+            stamps.arrived(cx.now, value, false);
         }
     }
 
@@ -194,7 +194,7 @@ impl Flow {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
         if !undo.eifel {
-            return stamps.came(cx.now, both.0, range.start > self.acks.sent);
+            return stamps.arrived(cx.now, both.0, range.start > self.acks.sent);
         }
         let oldest = undo.oldest.max(self.rtt.unwrap_or_default() * 4);
         stamps.hold(cx.now, self.acks.sent, self.stream.highest(), self.rtt.unwrap_or_default());

@@ -36,7 +36,7 @@ impl Flow {
         let reaches_in = length > 0 && start < low && start + length > low;
         if inside || reaches_in {
             if self.acknowledges(cx, segment) {
-                self.last_heard = cx.now;
+                self.last_received = cx.now;
                 self.data(cx, segment, start);
                 self.settle(cx);
             }
@@ -65,7 +65,7 @@ impl Flow {
         if segment.payload.is_empty() || !self.is_plausible(segment) {
             return self.challenge(cx);
         }
-        self.last_heard = cx.now;
+        self.last_received = cx.now;
         self.release();
         if start < self.stream.highest() as i64 {
             self.data(cx, segment, start);
@@ -156,8 +156,8 @@ impl Flow {
     fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
         let base = self.iss.wrapping_add(1);
         let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();
-        let told = segment.options.blocks.iter().flatten().filter(|_| self.sack);
-        let blocks = told.filter_map(|&(start, end)| Some(Range::new(place(start)?, place(end)?)));
+        let blocks = segment.options.blocks.iter().flatten().filter(|_| self.sack);
+        let blocks = blocks.filter_map(|&(start, end)| Some(Range::new(place(start)?, place(end)?)));
         blocks.filter(|block| !block.is_empty() && block.end <= self.out.sent()).collect()
     }
 

@@ -180,7 +180,7 @@ pub(super) struct Flow {
     /// For senders without timestamps: the offset whose arrival ends the current round trip, and when the
     /// round trip began.
     round: Option<(u64, Time)>,
-    last_heard: Time,
+    last_received: Time,
     out: Outgoing,
     /// Sequence and acknowledgement number of the last window update (RFC 9293 section 3.10.7.4: SND.WL1,
     /// SND.WL2).
@@ -238,7 +238,7 @@ impl Flow {
             waited: Time::ZERO,
             last_new: now,
             round: None,
-            last_heard: now,
+            last_received: now,
             out,
             updated: (syn.sequence, secret.0),
             life: None,
@@ -367,7 +367,7 @@ impl Flow {
             let ended = if self.state == State::TimeWait { Ended::Closed } else { Ended::Silent };
             return self.close_now(cx, ended);
         }
-        if due(cx.config.idle.map(|idle| self.last_heard + idle)) {
+        if due(cx.config.idle.map(|idle| self.last_received + idle)) {
             return self.abort(cx, Ended::Silent);
         }
         if due(self.acks.deadline) {
@@ -397,7 +397,7 @@ impl Flow {
 
     /// The time of the earliest timer. Call [`Self::timeout`] then.
     pub fn deadline(&self, config: &Config) -> Option<Time> {
-        let idle = config.idle.map(|idle| self.last_heard + idle);
+        let idle = config.idle.map(|idle| self.last_received + idle);
         let stream = self.stream.deadline(self.reorder_window(config));
         let ours = self.syn_at.or_else(|| self.out.poll_timeout());
         [self.life, idle, self.acks.deadline, self.trickle, stream, ours].into_iter().flatten().min()

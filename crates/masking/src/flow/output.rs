@@ -17,7 +17,7 @@ use super::super::sequence::number;
 use super::{AckDivision, Flow, State, UNSCALED};
 use crate::config::Config;
 use crate::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
-use crate::stamps::Said;
+use crate::stamps::AckContent;
 use crate::Time;
 
 /// To the sender's HyStart, ACKs at most this far apart form a train (Ha and Rhee 2011; Linux: 2 ms).
@@ -150,7 +150,7 @@ impl Flow {
         let offload = segment.write(out, offload);
         // SACK blocks do not fit beside data, so an ACK of its own follows with them.
         if !self.stream.holding() && self.acks.duplicate.is_none() {
-            self.said(now);
+            self.ack_sent(now);
         }
         Some(offload)
     }
@@ -205,7 +205,7 @@ impl Flow {
         };
         let offload = segment.write(out, None);
         let owed = self.acks.owed.saturating_sub(1);
-        self.said(now);
+        self.ack_sent(now);
         self.acks.owed = owed;
         self.acks.now = more;
         Some(offload)
@@ -214,7 +214,7 @@ impl Flow {
     /// Writes the timestamp option: our clock, and an echo of the peer's.
     fn stamp_out(&mut self, now: Time, options: &mut Written) {
         let rtt = self.rtt.unwrap_or_default();
-        let said = Said {
+        let content = AckContent {
             acknowledged: self.acknowledged(),
             highest: self.stream.highest(),
             holding: self.stream.holding(),
@@ -223,13 +223,13 @@ impl Flow {
             oldest: (AGED.max(rtt * 4) + self.waited).as_millis() as u32,
         };
         if let Some(stamps) = &mut self.stamps {
-            let echo = stamps.echoed(now, said);
+            let echo = stamps.echoed(now, content);
             options.stamps(stamps.value(now), echo);
         }
     }
 
     /// Records that an ACK was sent, and what it has reported.
-    fn said(&mut self, now: Time) {
+    fn ack_sent(&mut self, now: Time) {
         if now.saturating_sub(self.acks.at) > TRAIN {
             self.acks.train = now;
         }

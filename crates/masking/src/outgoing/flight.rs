@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use thalweg_wire::{Range, Ranges};
 
 use crate::Time;
-use thalweg_sending::{Delivery, Heard, Stamp, Trips};
+use thalweg_sending::{AckSample, Delivery, Stamp, Trips};
 
 /// Bytes of the stream in one segment. The FIN counts as one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Flight {
         una: u64,
         blocks: &[Range],
         least: Option<Time>,
-    ) -> Option<Heard> {
+    ) -> Option<AckSample> {
         let (before, lost_before) = (self.delivery.delivered(), self.lost_bytes);
         let mut trip = None;
         for &block in blocks.iter().filter(|block| block.start > una) {
@@ -182,7 +182,7 @@ impl Flight {
         let fates = (bytes, self.lost_bytes - lost_before);
         let (under_way, trip, measured) =
             (self.under_way, trip.map(|(_, trip)| trip), self.delivery.measure(least));
-        Some(Heard { now, bytes, fates, delivered, under_way, trip, measured })
+        Some(AckSample { now, bytes, fates, delivered, under_way, trip, measured })
     }
 
     /// Processes a SACK block. An honest receiver reports no more ranges than there are segments, so ignore
@@ -195,7 +195,7 @@ impl Flight {
             let mut index = self.index(fresh.start);
             while let Some(sent) = self.sent.get(index).filter(|sent| sent.part.range.start < fresh.end) {
                 if sent.state != State::Kept && self.kept.covers(sent.part.range) {
-                    self.came(now, index, trip);
+                    self.mark_acknowledged(now, index, trip);
                     self.sent[index].state = State::Kept;
                 }
                 index += 1;
@@ -212,7 +212,7 @@ impl Flight {
                 break;
             }
             if first.state != State::Kept {
-                self.came(now, 0, trip);
+                self.mark_acknowledged(now, 0, trip);
             }
             self.sent.pop_front();
         }
@@ -221,9 +221,9 @@ impl Flight {
     /// Handles a cumulative ACK inside a segment. Ordinary receivers never send one.
     fn cut(&mut self, una: u64) {
         let Some(first) = self.sent.front_mut() else { return };
-        let gone = una - first.part.range.start;
+        let acknowledged = una - first.part.range.start;
         match first.state {
-            State::UnderWay => self.under_way = self.under_way.saturating_sub(gone),
+            State::UnderWay => self.under_way = self.under_way.saturating_sub(acknowledged),
             State::Lost => {
                 self.lost.remove(&first.part.range.start);
                 self.lost.insert(una);
@@ -235,7 +235,7 @@ impl Flight {
 
     /// Notes that a segment was acknowledged. If it was sent only once and has the highest number of all such
     /// segments, `trip` becomes its number and RTT.
-    fn came(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
+    fn mark_acknowledged(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
         let Some(sent) = self.sent.get(index) else { return };
         let (part, at, number, stamp) = (sent.part, sent.at, sent.number, sent.stamp);
         let (took, known) = (now.saturating_sub(at), !sent.again);

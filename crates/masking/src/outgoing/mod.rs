@@ -189,15 +189,15 @@ impl Outgoing {
 
     /// Processes an ACK. The caller has checked that it acknowledges no unsent byte, and is not older than
     /// the last ACK.
-    pub fn acknowledged(&mut self, now: Time, heard: Ack<'_>) {
-        let advanced = heard.offset > self.una;
-        let news = self.flight.acknowledged(now, heard.offset, heard.blocks, self.rate.base());
+    pub fn acknowledged(&mut self, now: Time, ack: Ack<'_>) {
+        let advanced = ack.offset > self.una;
+        let news = self.flight.acknowledged(now, ack.offset, ack.blocks, self.rate.base());
         if let Some(news) = news {
-            self.rate.heard(&news);
+            self.rate.acknowledged(&news);
         }
         if advanced {
-            self.advanced(now, heard.offset);
-        } else if heard.plain && self.next > self.una && self.window > 0 {
+            self.advanced(now, ack.offset);
+        } else if ack.plain && self.next > self.una && self.window > 0 {
             self.duplicates += 1;
             if self.duplicates == DUPLICATES && self.recover.is_none() && !self.flight.has_lost() {
                 self.recover = Some(self.next);

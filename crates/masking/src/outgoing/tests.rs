@@ -52,11 +52,11 @@ struct World {
     up: Pipe,
     events: BTreeMap<(Time, u64), Event>,
     count: u64,
-    came: Ranges,
+    received: Ranges,
     /// Segments per ACK.
     together: usize,
     waiting: usize,
-    heard: usize,
+    arrivals: usize,
     sack: bool,
     /// Maximum number of bytes in one polled piece. The segments of a piece cross the path one by one.
     most: usize,
@@ -77,10 +77,10 @@ impl World {
             up: Pipe::new(up, seed, 1).unwrap(),
             events: BTreeMap::new(),
             count: 0,
-            came: Ranges::new(),
+            received: Ranges::new(),
             together: 2,
             waiting: 0,
-            heard: 0,
+            arrivals: 0,
             sack: true,
             most: 0,
             pieces: 0,
@@ -99,9 +99,9 @@ impl World {
     fn flush(&mut self) {
         while let Some(piece) = self.out.poll(self.now, self.most) {
             let (first, second) = self.out.bytes(piece);
-            let said: Vec<u8> = first.iter().chain(second).copied().collect();
-            assert!(said.iter().zip(piece.offset..).all(|(&byte, offset)| byte == content(offset)));
-            assert_eq!(said.len(), piece.length);
+            let data: Vec<u8> = first.iter().chain(second).copied().collect();
+            assert!(data.iter().zip(piece.offset..).all(|(&byte, offset)| byte == content(offset)));
+            assert_eq!(data.len(), piece.length);
             assert!(piece.length <= self.most.max(SEGMENT as usize));
             self.bytes += piece.length as u64;
             self.pieces += 1;
@@ -118,14 +118,14 @@ impl World {
         }
     }
 
-    fn heard(&mut self, range: Range) {
-        let fresh = !self.came.insert(range).is_empty();
-        let whole = self.came.count() == 1 && self.came.covers(Range::new(0, 1));
-        (self.waiting, self.heard) = (self.waiting + 1, self.heard + 1);
+    fn arrive(&mut self, range: Range) {
+        let fresh = !self.received.insert(range).is_empty();
+        let whole = self.received.count() == 1 && self.received.covers(Range::new(0, 1));
+        (self.waiting, self.arrivals) = (self.waiting + 1, self.arrivals + 1);
         // The receiver acknowledges an out-of-order segment or a duplicate at once (RFC 5681 section 4.2).
         if self.waiting < self.together && fresh && whole {
             self.count += 1;
-            self.events.insert((self.now + DELAY, self.count), Event::Waited(self.heard));
+            self.events.insert((self.now + DELAY, self.count), Event::Waited(self.arrivals));
         } else {
             self.acknowledge(range);
         }
@@ -133,9 +133,9 @@ impl World {
 
     fn acknowledge(&mut self, range: Range) {
         self.waiting = 0;
-        let una = self.came.next(0).filter(|first| first.start == 0).map_or(0, |first| first.end);
-        let latest = self.came.next(range.start).filter(|block| block.start > una);
-        let others = self.came.iter().filter(|block| block.start > una && Some(*block) != latest);
+        let una = self.received.next(0).filter(|first| first.start == 0).map_or(0, |first| first.end);
+        let latest = self.received.next(range.start).filter(|block| block.start > una);
+        let others = self.received.iter().filter(|block| block.start > una && Some(*block) != latest);
         let blocks = latest.into_iter().chain(others).take(if self.sack { 3 } else { 0 }).collect();
         self.over(|world| &mut world.up, HEADERS, Event::Ack(una, blocks));
     }
@@ -157,12 +157,14 @@ impl World {
             assert!(!self.out.handle_timeout(self.now, 15), "gave up");
             while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= self.now) {
                 match entry.remove() {
-                    Event::Data(range) => self.heard(range),
+                    Event::Data(range) => self.arrive(range),
                     Event::Ack(offset, blocks) if offset >= self.out.una() => {
                         let plain = blocks.is_empty();
                         self.out.acknowledged(self.now, Ack { offset, blocks: &blocks, plain });
                     }
-                    Event::Waited(heard) if heard == self.heard => self.acknowledge(Range::new(0, 0)),
+                    Event::Waited(arrivals) if arrivals == self.arrivals => {
+                        self.acknowledge(Range::new(0, 0))
+                    }
                     Event::Ack(..) | Event::Waited(_) => {}
                 }
             }
@@ -170,7 +172,7 @@ impl World {
                 return None;
             }
         }
-        assert_eq!(self.came.bytes(), total + 1);
+        assert_eq!(self.received.bytes(), total + 1);
         Some(Sent { took: self.now, bytes: self.bytes, pieces: self.pieces })
     }
 }

@@ -21,34 +21,34 @@ pub(super) struct BufferDepth {
     /// The longest recent queue.
     longest: f64,
     /// Segments delivered and lost while the queue was short.
-    came: f64,
-    gone: f64,
+    delivered: f64,
+    lost: f64,
 }
 
 impl Default for BufferDepth {
     fn default() -> Self {
-        Self { length: f64::INFINITY, longest: 0.0, came: BEFORE.0, gone: BEFORE.1 }
+        Self { length: f64::INFINITY, longest: 0.0, delivered: BEFORE.0, lost: BEFORE.1 }
     }
 }
 
 impl BufferDepth {
     /// Takes the segments of the last round trip, delivered and lost. `short`: the queue is nearly empty.
-    pub fn see(&mut self, queue: f64, short: bool, came: f64, gone: f64) {
+    pub fn see(&mut self, queue: f64, short: bool, delivered: f64, lost: f64) {
         self.longest = queue.max(FADES * self.longest);
         if short {
-            self.came += came;
-            self.gone += gone;
+            self.delivered += delivered;
+            self.lost += lost;
             return;
         }
-        let usual = (came + gone) * self.usual();
-        if gone > usual + MORE * (1.0 + usual.sqrt()) {
+        let usual = (delivered + lost) * self.usual();
+        if lost > usual + MORE * (1.0 + usual.sqrt()) {
             self.length = self.length.min(self.longest);
         }
     }
 
     /// The usual loss rate of the path.
     pub fn usual(&self) -> f64 {
-        self.gone / (self.came + self.gone)
+        self.lost / (self.delivered + self.lost)
     }
 
     /// The longest queue to use, in seconds: well below the buffer depth.

@@ -117,7 +117,7 @@ pub struct Delay {
     before: (f64, f64),
     marked: bool,
     last: Option<Time>,
-    heard: Option<Time>,
+    last_arrival: Option<Time>,
     /// Time, bytes delivered and bytes lost at past arrivals; newest last. The first entry is at least one
     /// round trip old, once there is one.
     past: VecDeque<(Time, u64, u64)>,
@@ -198,7 +198,7 @@ impl Delay {
             before: (f64::INFINITY, f64::INFINITY),
             marked: false,
             last: None,
-            heard: None,
+            last_arrival: None,
             past: VecDeque::new(),
             rates: [0.0; TICKS],
             turn: 0,
@@ -274,7 +274,7 @@ impl Delay {
     /// current rate.
     fn rested(&mut self, sample: &Sample, rtt: f64) {
         let silent = self
-            .heard
+            .last_arrival
             .replace(sample.now)
             .is_some_and(|at| sample.now.saturating_sub(at).as_secs_f64() > SILENCE + rtt);
         if silent {
@@ -291,11 +291,11 @@ impl Delay {
 
     fn decide(&mut self, sample: &Sample, rtt: f64) {
         let queue = self.queue(rtt);
-        let (took, came, gone) = self.carried(sample);
+        let (took, delivered, lost) = self.carried(sample);
         if took < rtt / 2.0 {
             return;
         }
-        self.rates[self.turn % TICKS] = came / took.max(rtt);
+        self.rates[self.turn % TICKS] = delivered / took.max(rtt);
         self.turn += 1;
         let rate = self.rate();
         let aim = self.aim(rate, sample.share);
@@ -303,20 +303,20 @@ impl Delay {
         let full = rate * (rtt + aim);
         // A flow that uses little of its window has not caused the queue.
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
-        let uses = came >= IN_USE * limit;
+        let uses = delivered >= IN_USE * limit;
         self.over = if uses && (queue.is_some_and(|q| q > aim) || self.marked) { self.over + 1 } else { 0 };
         let segments = |bytes: f64| bytes / f64::from(sample.segment.max(1));
         if let Some(queue) = queue.filter(|_| !self.starting) {
             self.buffer.see(
                 queue,
                 queue < SHORT * self.settings.queue.as_secs_f64(),
-                segments(came),
-                segments(gone),
+                segments(delivered),
+                segments(lost),
             );
         }
-        let enough = segments(came + gone) >= ENOUGH;
-        let heavy = enough && gone > self.settings.loss * (came + gone);
-        self.ramping &= self.over == 0 && came < self.window / self.settings.gain;
+        let enough = segments(delivered + lost) >= ENOUGH;
+        let heavy = enough && lost > self.settings.loss * (delivered + lost);
+        self.ramping &= self.over == 0 && delivered < self.window / self.settings.gain;
         if self.starting {
             self.ramping = true;
             if self.over >= 2 || heavy {
@@ -339,8 +339,8 @@ impl Delay {
                 window: self.window,
                 rate,
                 uses,
-                came,
-                gone,
+                delivered,
+                lost,
                 usual: self.buffer.usual(),
             };
             match self.rival.window(sample, &seen) {

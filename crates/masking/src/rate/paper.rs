@@ -155,16 +155,16 @@ impl Control for Paper {
         };
         let rtt = self.rtt.get().unwrap_or(0.1).max(0.001);
         let took = sample.now.saturating_sub(start).as_secs_f64();
-        let came = sample.delivered.saturating_sub(delivered) as f64;
+        let delivered = sample.delivered.saturating_sub(delivered) as f64;
         // Late data reduces the number of lost bytes.
-        let gone = sample.lost.saturating_sub(lost) as f64;
-        let segments = (came + gone) / f64::from(sample.segment.max(1));
+        let lost = sample.lost.saturating_sub(lost) as f64;
+        let segments = (delivered + lost) / f64::from(sample.segment.max(1));
         if took < rtt * self.settings.round_trips || segments < self.settings.segments as f64 {
             return;
         }
         self.since = Some((sample.now, sample.delivered, sample.lost));
-        self.rate = came / took;
-        self.step(gone / (came + gone).max(1.0), segments, self.rate * rtt);
+        self.rate = delivered / took;
+        self.step(lost / (delivered + lost).max(1.0), segments, self.rate * rtt);
     }
 
     fn window(&self) -> u64 {

@@ -55,8 +55,8 @@ pub(super) struct Observation {
     /// Whether this flow uses its window.
     pub uses: bool,
     /// Bytes delivered and lost in the last round trip.
-    pub came: f64,
-    pub gone: f64,
+    pub delivered: f64,
+    pub lost: f64,
     /// Usual loss rate of the path.
     pub usual: f64,
 }
@@ -94,7 +94,7 @@ impl Rival {
     pub fn window(&mut self, sample: &Sample, seen: &Observation) -> Option<f64> {
         let now = sample.now;
         let trip = seen.trip;
-        let lost = seen.gone / (seen.came + seen.gone).max(1.0);
+        let lost = seen.lost / (seen.delivered + seen.lost).max(1.0);
         let Some(mut contest) = self.contest else {
             self.contest = self.begins(now, trip, seen);
             return self.contest.map(|contest| contest.from);

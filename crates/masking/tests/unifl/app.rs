@@ -43,8 +43,8 @@ impl App {
         let range = Range::new(offset, offset + bytes.len() as u64);
         assert!((offset..).zip(bytes).all(|(at, &b)| b == byte(at)), "a wrong byte in {range:?}");
         assert_eq!(self.got.insert(range), [range], "bytes twice");
-        let told = self.holes.covers(range);
-        assert_eq!(told, late, "{range:?} fills a hole that was reported: {told}");
+        let reported = self.holes.covers(range);
+        assert_eq!(reported, late, "{range:?} fills a hole that was reported: {reported}");
         self.late += if late { range.len() } else { 0 };
     }
 

@@ -15,29 +15,29 @@ fn keep_alives_are_answered_and_their_byte_means_nothing() {
     c.pass(100 * MS);
     c.data(4 * M, 0);
     for payload in [&[][..], b"x"] {
-        c.said.clear();
+        c.output.clear();
         c.say(ACK, 3 * M - 1, payload);
-        assert_eq!((c.said.len(), c.acked()), (1, Some(3 * M)));
+        assert_eq!((c.output.len(), c.acked()), (1, Some(3 * M)));
     }
 }
 
 #[test]
 fn what_was_held_is_masked_once_it_is_permitted_but_for_what_the_sender_was_told_of() {
-    for told in [false, true] {
-        let mut c = Client::with(reliable(), Seg { sack_ok: told, ..syn() });
+    for reported in [false, true] {
+        let mut c = Client::with(reliable(), Seg { sack_ok: reported, ..syn() });
         c.finish_handshake();
         let flow = c.app.flow.unwrap();
         for i in [1, 3, 5] {
             c.data(i * M, M as usize);
         }
-        assert_eq!((c.acked(), c.blocks().len()), (Some(0), if told { 3 } else { 0 }));
+        assert_eq!((c.acked(), c.blocks().len()), (Some(0), if reported { 3 } else { 0 }));
         c.endpoint.permit(c.now, flow, Range::new(0, 3 * M + 100));
         c.pass(100 * MS);
-        let (masked, acked) = if told { (vec![], 0) } else { (vec![(0, M), (2 * M, 3 * M)], 4 * M) };
+        let (masked, acked) = if reported { (vec![], 0) } else { (vec![(0, M), (2 * M, 3 * M)], 4 * M) };
         assert_eq!((holes(&c), c.acked()), (masked, Some(acked)));
         c.data(0, M as usize);
         c.data(2 * M, M as usize);
-        assert_eq!((c.acked(), c.app.late), (Some(4 * M), if told { 0 } else { 2 * M }));
+        assert_eq!((c.acked(), c.app.late), (Some(4 * M), if reported { 0 } else { 2 * M }));
     }
 }
 
@@ -69,7 +69,7 @@ fn over_its_budget_a_flow_is_repaired_and_over_the_limit_refused() {
     }
     assert_eq!(holes(&c), [(0, M), (2 * M, 3 * M)]);
     assert_eq!(c.app.ended, Some(Ended::Lossy(Excess { lost: 6 * M, of: 100 * M, budget: 0 })));
-    assert_eq!((c.said.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
+    assert_eq!((c.output.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
 }
 
 /// Late bytes are of no use if the application has already passed the hole.
@@ -108,17 +108,17 @@ fn many_blocks_are_each_reported() {
         }
     }
     c.listen();
-    let mut seen: Vec<(u32, u32)> = c.said.iter().flat_map(|seg| seg.sack.clone()).collect();
+    let mut seen: Vec<(u32, u32)> = c.output.iter().flat_map(|seg| seg.sack.clone()).collect();
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len(), 20);
-    assert_eq!(c.said.len(), 7, "three in each");
+    assert_eq!(c.output.len(), 7, "three in each");
 }
 
 #[test]
 fn ipv6_is_the_same() {
     let mut c = Client::with(config(), Seg { v6: true, ..syn() });
-    assert_eq!(c.said[0].mss, Some(1440));
+    assert_eq!(c.output[0].mss, Some(1440));
     c.finish_handshake();
     for i in [0, 1, 3, 4, 5] {
         c.data(i * 1428, 1428);
@@ -131,15 +131,15 @@ fn a_peer_without_timestamps_or_sack() {
     for (stamps, sack_ok) in [(false, true), (true, false), (false, false)] {
         let plain = Seg { stamps: syn().stamps.filter(|_| stamps), sack_ok, ..syn() };
         let mut c = Client::with(reliable(), plain);
-        assert_eq!((c.said[0].stamps.is_some(), c.said[0].sack_ok), (stamps, sack_ok));
+        assert_eq!((c.output[0].stamps.is_some(), c.output[0].sack_ok), (stamps, sack_ok));
         c.finish_handshake();
         c.data(0, M as usize);
-        c.said.clear();
+        c.output.clear();
         for i in 2..6 {
             c.data(i * M, M as usize);
         }
-        assert_eq!(c.said.len(), 4, "one duplicate for each");
-        assert!(c.said.iter().all(|seg| seg.sack.is_empty() != sack_ok && seg.stamps.is_some() == stamps));
+        assert_eq!(c.output.len(), 4, "one duplicate for each");
+        assert!(c.output.iter().all(|seg| seg.sack.is_empty() != sack_ok && seg.stamps.is_some() == stamps));
         c.data(M, M as usize);
         assert_eq!(c.acked(), Some(6 * M));
         let flow = c.app.flow.unwrap();

@@ -19,7 +19,7 @@ pub struct Client {
     pub iss: u32,
     pub scale: u8,
     /// Segments from the endpoint that the test has not read yet.
-    pub said: Vec<Seg>,
+    pub output: Vec<Seg>,
     pub echo: u32,
     pub highest: u32,
     right_edge: Option<u32>,
@@ -73,14 +73,14 @@ impl Client {
             base,
             iss: 0,
             scale: 0,
-            said: Vec::new(),
+            output: Vec::new(),
             echo: 0,
             highest: IRS.wrapping_add(1),
             right_edge: None,
             stamped,
         };
         client.hand_in(&syn);
-        let answer = client.said.last().cloned().expect("a SYN is answered");
+        let answer = client.output.last().cloned().expect("a SYN is answered");
         client.iss = answer.seq;
         client.scale = answer.scale.filter(|_| syn.scale.is_some()).unwrap_or(0);
         client.echo = answer.stamps.map_or(0, |(value, _)| value);
@@ -99,7 +99,7 @@ impl Client {
         self.now += 40 * MS;
         self.say(ACK, 0, &[]);
         assert!(self.app.agreed.is_some());
-        self.said.clear();
+        self.output.clear();
     }
 
     /// A segment at a stream offset, with current timestamps.
@@ -164,7 +164,7 @@ impl Client {
                 self.echo = value.wrapping_sub(40);
             }
             self.check(&seg);
-            self.said.push(seg);
+            self.output.push(seg);
         }
     }
 
@@ -185,14 +185,14 @@ impl Client {
 
     /// The offset that the last ACK acknowledged.
     pub fn acked(&self) -> Option<u64> {
-        let ack = self.said.last()?.ack;
+        let ack = self.output.last()?.ack;
         Some(u64::from(ack.wrapping_sub(IRS.wrapping_add(1))))
     }
 
     /// The last SACK blocks, as stream offsets.
     pub fn blocks(&self) -> Vec<(u64, u64)> {
         let offset = |n: u32| u64::from(n.wrapping_sub(IRS.wrapping_add(1)));
-        let last = self.said.last().map(|seg| seg.sack.clone()).unwrap_or_default();
+        let last = self.output.last().map(|seg| seg.sack.clone()).unwrap_or_default();
         last.iter().map(|&(a, b)| (offset(a), offset(b))).collect()
     }
 

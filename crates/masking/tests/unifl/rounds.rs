@@ -252,11 +252,11 @@ fn beside(masked: u16, ordinary: u64, queue: f64) -> World {
 
 /// Bits a second of each flow, from second `from` to `to`.
 fn gets(world: &mut World, from: u64, to: u64) -> Vec<f64> {
-    let mut came = |seconds| {
+    let mut delivered = |seconds| {
         world.run(Time::from_secs(seconds));
         world.apps.iter().map(|app| app.got.bytes() as f64).collect::<Vec<_>>()
     };
-    let (before, after) = (came(from), came(to));
+    let (before, after) = (delivered(from), delivered(to));
     after.iter().zip(&before).map(|(after, before)| (after - before) * 8.0 / (to - from) as f64).collect()
 }
 
@@ -343,8 +343,8 @@ fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     let quarter = |quarter: u64| {
         world.run(Time::from_millis(250 * quarter));
         std::array::from_fn(|i| {
-            let came = world.apps[i].got.bytes();
-            (came - std::mem::replace(&mut before[i], came)) as f64 * 8.0 / 0.25
+            let delivered = world.apps[i].got.bytes();
+            (delivered - std::mem::replace(&mut before[i], delivered)) as f64 * 8.0 / 0.25
         })
     };
     ((1..=16).map(quarter).collect(), world.full)

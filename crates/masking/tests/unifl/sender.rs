@@ -231,17 +231,17 @@ impl Sender {
         let stamp = seg.stamps.map(|(_, echo)| echo);
         let (twice, reported) = self.blocks(seg, ack);
         let reported = reported.map(|at| now.saturating_sub(at).as_secs_f64());
-        let came = self.acknowledge(now, ack, stamp, reported);
+        let acknowledged = self.acknowledge(now, ack, stamp, reported);
         let mut undo = false;
         if let Some(recovery) = self.recovery.as_mut().filter(|_| twice) {
             recovery.needed = recovery.needed.saturating_sub(1);
             undo = recovery.needed == 0 && self.stamp.is_some();
         }
-        self.leave(ack, came > 0, stamp, undo);
+        self.leave(ack, acknowledged > 0, stamp, undo);
         self.enter();
-        if came > 0 && self.recovery.as_ref().is_none_or(|r| r.timeout) && self.limited {
+        if acknowledged > 0 && self.recovery.as_ref().is_none_or(|r| r.timeout) && self.limited {
             let rtt = self.estimator.smooth().unwrap_or(0.1);
-            self.congestion.acknowledged(now, came as f64 / self.segment as f64, rtt);
+            self.congestion.acknowledged(now, acknowledged as f64 / self.segment as f64, rtt);
         }
         self.limited = false;
         self.done |= self.una == self.end();
@@ -278,7 +278,7 @@ impl Sender {
             reported.into_iter().for_each(|rtt| self.measured(rtt));
             return 0;
         }
-        let came = ack - self.una;
+        let acknowledged = ack - self.una;
         self.una = ack;
         self.duplicates = 0;
         self.tries = 0;
@@ -291,10 +291,10 @@ impl Sender {
             self.sent.pop_front();
         }
         let plain = oldest.filter(|_| !repaired).map(|at| now.saturating_sub(at).as_secs_f64());
-        let told = stamp.map(|echo| self.since(now, echo));
-        plain.or(reported).or(told).into_iter().for_each(|rtt| self.measured(rtt));
+        let echoed = stamp.map(|echo| self.since(now, echo));
+        plain.or(reported).or(echoed).into_iter().for_each(|rtt| self.measured(rtt));
         self.deadline = (!self.sent.is_empty()).then(|| now + self.estimator.timeout());
-        came
+        acknowledged
     }
 
     /// Seconds since the echoed time. The clock counts milliseconds, so it is at least one.

@@ -36,7 +36,7 @@ fn reach(state: &str) -> (Client, u64) {
     let we_end = |c: &mut Client| {
         c.endpoint.close(c.now, flow);
         c.listen();
-        assert_eq!(c.said.last().map(|seg| seg.flags & FIN), Some(FIN));
+        assert_eq!(c.output.last().map(|seg| seg.flags & FIN), Some(FIN));
     };
     let acknowledge = |c: &mut Client, at: u64| {
         c.base.ack = c.base.ack.wrapping_add(1);
@@ -75,9 +75,9 @@ fn reach(state: &str) -> (Client, u64) {
 fn an_exact_reset_ends_every_state_but_time_wait() {
     for state in STATES {
         let (mut c, next) = reach(state);
-        c.said.clear();
+        c.output.clear();
         c.say(RST, next, &[]);
-        assert!(c.said.is_empty(), "{state}: nothing answers a reset");
+        assert!(c.output.is_empty(), "{state}: nothing answers a reset");
         let stays = state == "time-wait";
         assert_eq!(c.endpoint.flows(), usize::from(stays), "{state}");
         let expected = match state {
@@ -93,13 +93,13 @@ fn an_exact_reset_ends_every_state_but_time_wait() {
 fn a_reset_elsewhere_in_the_window_is_challenged_and_outside_ignored() {
     for state in STATES {
         let (mut c, next) = reach(state);
-        c.said.clear();
+        c.output.clear();
         c.say(RST, next + 5, &[]);
-        let challenges = c.said.iter().filter(|seg| seg.flags == ACK).count();
+        let challenges = c.output.iter().filter(|seg| seg.flags == ACK).count();
         assert_eq!(challenges, usize::from(state != "syn-received"), "{state}");
-        c.said.clear();
+        c.output.clear();
         c.say(RST, next + (1 << 24), &[]);
-        assert!(c.said.is_empty(), "{state}");
+        assert!(c.output.is_empty(), "{state}");
         assert_eq!(c.endpoint.flows(), 1, "{state}");
     }
 }
@@ -107,15 +107,15 @@ fn a_reset_elsewhere_in_the_window_is_challenged_and_outside_ignored() {
 #[test]
 fn challenges_are_so_many_a_second() {
     let (mut c, next) = reach("established");
-    c.said.clear();
+    c.output.clear();
     for _ in 0..1000 {
         c.say(RST, next + 5, &[]);
         c.say(SYN, next + 9, &[]);
     }
-    assert_eq!(c.said.len(), 10);
+    assert_eq!(c.output.len(), 10);
     c.pass(1000 * MS);
     c.say(RST, next + 5, &[]);
-    assert_eq!(c.said.len(), 11);
+    assert_eq!(c.output.len(), 11);
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn a_syn_is_challenged_in_every_state() {
     for state in STATES {
         for flags in [SYN, SYN | ACK, SYN | FIN, SYN | RST] {
             let (mut c, next) = reach(state);
-            c.said.clear();
+            c.output.clear();
             // It is before the expected offset, so that no new connection begins in TIME-WAIT.
             c.say(flags, next.saturating_sub(50), &[]);
             let open = state != "syn-received";
-            let acks = c.said.iter().filter(|seg| seg.flags == ACK).count();
-            assert_eq!(acks, usize::from(open), "{state} {flags:#x}: {:?}", c.said);
+            let acks = c.output.iter().filter(|seg| seg.flags == ACK).count();
+            assert_eq!(acks, usize::from(open), "{state} {flags:#x}: {:?}", c.output);
             assert_eq!(c.endpoint.flows(), 1, "{state} {flags:#x}");
         }
     }
@@ -141,12 +141,12 @@ fn a_fin_is_acknowledged_once_whatever_the_state() {
         if state == "syn-received" {
             c.now += 40 * MS;
         }
-        c.said.clear();
+        c.output.clear();
         // In states after the peer's FIN, that FIN arrives again.
         let ended = next == 101;
         let at = if ended { 100 } else { next };
         c.say(ACK | FIN, at, &[]);
-        assert_eq!(c.said.last().map(|seg| seg.ack), Some(IRS.wrapping_add(at as u32 + 2)), "{state}");
+        assert_eq!(c.output.last().map(|seg| seg.ack), Some(IRS.wrapping_add(at as u32 + 2)), "{state}");
         assert_eq!(c.app.finished, Some(at), "{state}");
         c.pass(1000 * MS);
         c.say(ACK | FIN, at, &[]);
@@ -167,7 +167,7 @@ fn what_is_late_in_time_wait_is_not_told() {
     c.base.ack = c.base.ack.wrapping_add(1);
     c.say(ACK | FIN, 3000, &[]);
     assert_eq!((c.app.ended, c.endpoint.flows()), (Some(Ended::Closed), 1));
-    c.said.clear();
+    c.output.clear();
     c.data(1000, 1000);
     assert_eq!((c.app.late, c.acked()), (0, Some(3001)));
 }
@@ -213,22 +213,26 @@ fn a_peer_that_never_ends_is_not_waited_for_for_ever() {
     assert_eq!((c.app.ended, c.endpoint.flows()), (Some(Ended::Silent), 0));
     let mut c = Client::new(config());
     c.pass(200_000 * MS);
-    assert_eq!(c.said.iter().filter(|seg| seg.flags == SYN | ACK).count(), 6, "the answer, five times again");
+    assert_eq!(
+        c.output.iter().filter(|seg| seg.flags == SYN | ACK).count(),
+        6,
+        "the answer, five times again"
+    );
     assert_eq!((c.app.ended, c.endpoint.flows()), (None, 0));
     let mut c = Client::connected(Config { idle: Some(5000 * MS), ..config() });
     c.pass(6000 * MS);
     assert_eq!(c.app.ended, Some(Ended::Silent));
-    assert_eq!(c.said.last().unwrap().flags & RST, RST);
+    assert_eq!(c.output.last().unwrap().flags & RST, RST);
 }
 
 #[test]
 fn a_syn_after_time_wait_begins_anew() {
     let (mut c, _) = reach("time-wait");
-    c.said.clear();
+    c.output.clear();
     c.app = super::app::App::default();
     let again = Seg { seq: IRS.wrapping_add(90_000), stamps: Some((90_000, 0)), ..syn() };
     c.hand_in(&again);
-    let answer = c.said.last().unwrap();
+    let answer = c.output.last().unwrap();
     assert_eq!((answer.flags, answer.ack), (SYN | ACK, IRS.wrapping_add(90_001)));
     assert_ne!(answer.seq, c.iss);
 }
@@ -237,9 +241,9 @@ fn a_syn_after_time_wait_begins_anew() {
 fn strangers_are_refused() {
     let mut c = Client::new(config());
     let mut answer = |seg: Seg| {
-        c.said.clear();
+        c.output.clear();
         c.hand_in(&Seg { host: 9, ..seg });
-        c.said.pop()
+        c.output.pop()
     };
     let reset = answer(Seg { flags: ACK, ack: 77, ..syn() }).unwrap();
     assert_eq!((reset.flags, reset.seq), (RST, 77));
@@ -264,9 +268,9 @@ fn strangers_are_refused() {
 fn acknowledgements_of_what_was_never_sent_are_not_believed() {
     let mut c = Client::new(config());
     c.base.ack = c.base.ack.wrapping_add(1);
-    c.said.clear();
+    c.output.clear();
     c.data(0, 100);
-    assert_eq!(c.said.last().map(|seg| (seg.flags, seg.seq)), Some((RST, c.base.ack)));
+    assert_eq!(c.output.last().map(|seg| (seg.flags, seg.seq)), Some((RST, c.base.ack)));
     assert!(c.app.agreed.is_none());
     let (mut c, next) = reach("established");
     for off in [1, 1 << 20, 1 << 31] {
@@ -287,7 +291,7 @@ fn a_flood_of_syns_is_bounded_and_real_flows_live_on() {
     for port in 1..20_000 {
         c.hand_in(&Seg { port, host: 3, ..syn() });
         assert!(c.endpoint.flows() <= 51);
-        c.said.clear();
+        c.output.clear();
     }
     assert_eq!(c.endpoint.counters().evicted, 19_999 - 50);
     c.data(100, 100);
@@ -311,28 +315,28 @@ fn the_way_back_is_reliable() {
     let flow = c.app.flow.unwrap();
     let message: Vec<u8> = (0..5000).map(|i| i as u8).collect();
     assert_eq!(c.endpoint.send(c.now, flow, &message), Some(5000));
-    c.said.clear();
+    c.output.clear();
     c.listen();
-    let sent: Vec<Seg> = std::mem::take(&mut c.said);
+    let sent: Vec<Seg> = std::mem::take(&mut c.output);
     assert_eq!(sent.iter().map(|seg| seg.payload.len()).collect::<Vec<_>>(), [1448, 1448, 1448, 656]);
     // The first segment is lost. Three duplicate ACKs cause its retransmission at once.
     for _ in 0..3 {
         c.say(ACK, next, &[]);
     }
     assert_eq!(
-        c.said.last().map(|seg| (seg.seq, seg.payload.clone())),
+        c.output.last().map(|seg| (seg.seq, seg.payload.clone())),
         Some((sent[0].seq, sent[0].payload.clone()))
     );
     // All segments are lost. A probe repeats the last one, and then timeouts repeat the first one.
-    c.said.clear();
+    c.output.clear();
     c.pass(5000 * MS);
-    assert_eq!(c.said.remove(0).seq, sent[3].seq);
-    assert!(c.said.iter().all(|seg| seg.seq == sent[0].seq) && c.said.len() >= 3, "{}", c.said.len());
+    assert_eq!(c.output.remove(0).seq, sent[3].seq);
+    assert!(c.output.iter().all(|seg| seg.seq == sent[0].seq) && c.output.len() >= 3, "{}", c.output.len());
     c.base.ack = c.base.ack.wrapping_add(5000);
     c.say(ACK, next, &[]);
-    c.said.clear();
+    c.output.clear();
     c.pass(100_000 * MS);
-    assert!(c.said.is_empty());
+    assert!(c.output.is_empty());
 }
 
 #[test]
@@ -342,16 +346,16 @@ fn a_closed_window_is_probed_until_it_opens() {
     c.say(ACK, next, &[]);
     let flow = c.app.flow.unwrap();
     c.endpoint.send(c.now, flow, &[9; 10]);
-    c.said.clear();
+    c.output.clear();
     c.listen();
-    assert!(c.said.is_empty());
+    assert!(c.output.is_empty());
     for _ in 0..30 {
         c.pass(61_000 * MS);
         c.say(ACK, next, &[]);
     }
-    assert!(c.said.iter().all(|seg| seg.payload == [9]) && c.said.len() >= 30);
+    assert!(c.output.iter().all(|seg| seg.payload == [9]) && c.output.len() >= 30);
     c.base.window = 100;
-    c.said.clear();
+    c.output.clear();
     c.say(ACK, next, &[]);
-    assert_eq!(c.said.last().unwrap().payload, [9; 10]);
+    assert_eq!(c.output.last().unwrap().payload, [9; 10]);
 }

@@ -78,10 +78,10 @@ fn trap_1_a_superpacket_has_the_headers_of_its_first_segment() {
 #[test]
 fn trap_2_the_first_window_is_small() {
     let c = Client::new(Config { rate: Rate::default(), ..config() });
-    assert!(c.said[0].window > 0 && c.said[0].scale == Some(10));
+    assert!(c.output[0].window > 0 && c.output[0].scale == Some(10));
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     c.data(0, 2896);
-    let window = u64::from(c.said.last().unwrap().window) << 10;
+    let window = u64::from(c.output.last().unwrap().window) << 10;
     assert!((64 * M..64 * M + 2 * M).contains(&window), "{window}");
 }
 
@@ -108,13 +108,13 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     }
     c.now += 40 * MS;
     c.data(2 * M, M as usize);
-    let last = c.said.last().unwrap().clone();
+    let last = c.output.last().unwrap().clone();
     // The echo is the second newest timestamp from before the report of the loss reached the client.
     assert_eq!((c.acked(), last.stamps.unwrap().1), (Some(8 * M), before + 4));
     c.now += MS;
     c.data(8 * M, 2 * M as usize);
     assert_eq!(
-        c.said.last().unwrap().stamps.unwrap().1,
+        c.output.last().unwrap().stamps.unwrap().1,
         c.now.as_millis() as u32,
         "and then on with the new"
     );
@@ -125,7 +125,7 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     c.data(M, M as usize);
     c.now += 40 * MS;
     c.data(0, M as usize);
-    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32);
+    assert_eq!(c.output.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32);
 }
 
 /// If the retransmission after a timeout is lost too, the next one follows a second later, after a timeout
@@ -141,7 +141,7 @@ fn trap_4_a_repair_by_the_second_timeout_too() {
     let last = c.now.as_millis() as u32;
     c.now += (244 + 488) * MS;
     c.data(20 * M, 2 * M as usize);
-    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, last + 199);
+    assert_eq!(c.output.last().unwrap().stamps.unwrap().1, last + 199);
 }
 
 /// Linux drops its loss marks when it undoes a reduction (`tcp_undo_cwnd_reduction`). With nothing new in
@@ -152,7 +152,7 @@ fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     for i in [0, 2, 4, 6, 7, 8] {
         c.data(i * M, M as usize);
     }
-    let echo = |c: &Client| c.said.last().unwrap().stamps.unwrap().1;
+    let echo = |c: &Client| c.output.last().unwrap().stamps.unwrap().1;
     c.now += 41 * MS;
     c.data(M, M as usize);
     assert_eq!((c.acked(), echo(&c)), (Some(3 * M), c.now.as_millis() as u32), "two are left");
@@ -179,19 +179,19 @@ fn trap_4_a_repair_that_is_lost_at_the_end_too() {
             c.data(i * M, M as usize);
             c.pass(MS);
         }
-        let told = c.now.as_millis() as u32;
+        let reported = c.now.as_millis() as u32;
         c.pass(41 * MS);
         c.data(10 * M, M as usize);
         c.data(12 * M, M as usize);
         c.pass(silence);
         c.data(14 * M, M as usize);
         assert_eq!((c.acked(), c.stats().missing), (Some(17 * M), 9 * M));
-        (c.said.last().unwrap().stamps.unwrap().1, told, c.now.as_millis() as u32)
+        (c.output.last().unwrap().stamps.unwrap().1, reported, c.now.as_millis() as u32)
     };
-    let (echo, told, _) = after(280 * MS);
-    assert!(echo < told, "from before the first repair: {echo}, {told}");
-    let (echo, told, _) = after(600 * MS);
-    assert!(echo < told, "after two timeouts: {echo}, {told}");
+    let (echo, reported, _) = after(280 * MS);
+    assert!(echo < reported, "from before the first repair: {echo}, {reported}");
+    let (echo, reported, _) = after(600 * MS);
+    assert!(echo < reported, "after two timeouts: {echo}, {reported}");
     // If no timer can have expired, an old echo would harm the sender's timer more than it helps.
     let (echo, _, now) = after(190 * MS);
     assert_eq!(echo, now);
@@ -203,7 +203,7 @@ fn trap_4_a_repair_by_timeout_too() {
     c.data(0, 2 * M as usize);
     c.now += 250 * MS;
     c.data(2 * M, 2 * M as usize);
-    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
+    assert_eq!(c.output.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
 }
 
 /// In recovery, a sender sends one more packet for each ACK that advances, reports something and shows no new
@@ -211,14 +211,14 @@ fn trap_4_a_repair_by_timeout_too() {
 /// echo for an RTT. Reported bytes must be acknowledged at once, or the sender thinks that they were dropped.
 #[test]
 fn trap_4_ack_division_while_other_holes_are_left() {
-    let said = |c: &mut Client, offset, segments| {
-        c.said.clear();
+    let acks = |c: &mut Client, offset, segments| {
+        c.output.clear();
         c.data(offset, (segments * M) as usize);
         c.listen();
         let first = IRS.wrapping_add(1);
         let place = |number: u32| u64::from(number.wrapping_sub(first));
         let top = |seg: &Seg| seg.sack.iter().map(|&(_, end)| place(end)).max();
-        c.said.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
+        c.output.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
     };
     // In the third flight, the second and sixth segments are lost. `in_ms` segments arrive in a millisecond.
     let missing = |config: Config, in_ms: u32| {
@@ -234,22 +234,22 @@ fn trap_4_ack_division_while_other_holes_are_left() {
     let at = |segments| (FLIGHTS + segments) * M;
     let mut c = missing(reliable(), 60);
     let part = M / 32;
-    assert_eq!(said(&mut c, at(1), 1), [(at(1), Some(at(10)))], "there is nothing to report");
-    assert_eq!(said(&mut c, at(10), 1), [(at(1) + part, Some(at(11)))]);
+    assert_eq!(acks(&mut c, at(1), 1), [(at(1), Some(at(10)))], "there is nothing to report");
+    assert_eq!(acks(&mut c, at(10), 1), [(at(1) + part, Some(at(11)))]);
     let reported = [(2, 13), (3, 15), (4, 16)].map(|(parts, end)| (at(1) + parts * part, Some(at(end))));
-    assert_eq!(said(&mut c, at(11), 5), reported);
+    assert_eq!(acks(&mut c, at(11), 5), reported);
     c.pass(3 * MS);
     assert_eq!(c.acked(), Some(at(5)), "a sixteenth of a round trip is over");
-    assert_eq!(said(&mut c, at(5), 1), [(at(16), None)], "nothing else is missing");
+    assert_eq!(acks(&mut c, at(5), 1), [(at(16), None)], "nothing else is missing");
     // If nothing new arrives, there is nothing to report.
     let mut c = missing(reliable(), 60);
     c.pass(3 * MS);
-    assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
+    assert_eq!(acks(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
     // A paced sender needs no ACK division. A sender that cannot undo its reductions gets none.
     let mut plain = reliable();
     plain.undo.eifel = false;
     for mut c in [missing(reliable(), 6), missing(plain, 60)] {
-        assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
+        assert_eq!(acks(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
     }
 }
 
@@ -334,10 +334,10 @@ fn trap_6_reordering_is_waited_out() {
     let slow = Config { reorder: Reorder { packets: Some(3), ..Reorder::default() }, ..config() };
     let mut c = Client::connected(slow.clone());
     c.data(0, M as usize);
-    c.said.clear();
+    c.output.clear();
     c.data(2 * M, M as usize);
     c.data(3 * M, M as usize);
-    assert!(c.said.is_empty(), "nothing is said of it: neither masked nor shown");
+    assert!(c.output.is_empty(), "nothing is said of it: neither masked nor shown");
     c.data(M, M as usize);
     assert_eq!((c.acked(), holes(&c)), (Some(4 * M), vec![]));
     for i in 5..8 {
@@ -349,7 +349,7 @@ fn trap_6_reordering_is_waited_out() {
     assert_eq!(holes(&c).len(), 1, "a quarter of 40 ms");
     c.pass(2 * MS);
     assert_eq!((c.acked(), holes(&c).len()), (Some(10 * M), 2));
-    assert!(c.said.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
+    assert!(c.output.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
     // A superpacket counts as the number of its segments on the network. But if it opens a gap, it counts as
     // one, since it may have overtaken what comes next.
     let four = Offload { checksum: Checksum::Complete, segment: M as u16 };
@@ -419,7 +419,7 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     let flow = c.app.flow.unwrap();
     c.endpoint.abort(c.now, flow);
     c.listen();
-    assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
+    assert_eq!((c.app.ended, c.output.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
 }
 
 /// If the last segment is lost and it is the only one in flight, the sender would retransmit it 200 ms later,
@@ -499,15 +499,15 @@ fn trap_7_a_tail_loss_probe_is_taken_for_needless() {
 fn trap_8_acknowledgements_are_no_train_while_a_sender_starts() {
     let longest = |rate: Rate| {
         let mut c = Client::connected(Config { rate, ..config() });
-        let mut said = Vec::new();
+        let mut times = Vec::new();
         for i in 0..600 {
             c.data(i * 2 * M, 2 * M as usize);
             c.pass(MS / 10);
-            said.extend(std::iter::repeat_n(c.now, c.said.drain(..).count()));
+            times.extend(std::iter::repeat_n(c.now, c.output.drain(..).count()));
         }
-        assert!(said.len() > 100 && c.stats().highest == 1200 * M);
-        let (mut since, mut longest) = (said[0], Time::ZERO);
-        for pair in said.windows(2) {
+        assert!(times.len() > 100 && c.stats().highest == 1200 * M);
+        let (mut since, mut longest) = (times[0], Time::ZERO);
+        for pair in times.windows(2) {
             since = if pair[1] - pair[0] > 2 * MS { pair[1] } else { since };
             longest = longest.max(pair[1] - since);
         }
@@ -580,11 +580,11 @@ fn trap_10_old_timestamps_and_missing_ones() {
     let mut c = Client::connected(config());
     c.data(0, 2 * M as usize);
     let now = c.now.as_millis() as u32;
-    c.said.clear();
+    c.output.clear();
     c.hand_in(&Seg { stamps: Some((now - 1, c.echo)), ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
     c.hand_in(&Seg { stamps: None, ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
     assert_eq!((c.endpoint.counters().outdated, c.stats().highest), (2, 2 * M));
-    assert!(c.said.iter().all(|seg| seg.flags == ACK && seg.ack == IRS.wrapping_add(1 + 2 * M as u32)));
+    assert!(c.output.iter().all(|seg| seg.flags == ACK && seg.ack == IRS.wrapping_add(1 + 2 * M as u32)));
     // After a masked hole, the echo is the timestamp of the segment that opened the gap. It is the first of
     // the acknowledged segments.
     let shown = c.now.as_millis() as u32 + 1;
@@ -592,7 +592,7 @@ fn trap_10_old_timestamps_and_missing_ones() {
         c.now += MS;
         c.data(i * M, M as usize);
     }
-    assert_eq!((c.acked(), c.said.last().unwrap().stamps.unwrap().1), (Some(6 * M), shown));
+    assert_eq!((c.acked(), c.output.last().unwrap().stamps.unwrap().1), (Some(6 * M), shown));
 }
 
 #[test]
@@ -604,14 +604,14 @@ fn trap_11_window_fields() {
         assert_eq!(c.endpoint.flows(), 1);
         c.data(0, fixed as usize);
         c.pass(10 * MS);
-        assert_eq!(c.said.last().map(|seg| seg.window), Some(scaled), "{fixed}");
+        assert_eq!(c.output.last().map(|seg| seg.window), Some(scaled), "{fixed}");
     }
     // If not both sides have the window scale option, the window is at most 64 KiB.
     let mut c = Client::with(config(), Seg { scale: None, ..syn() });
-    assert_eq!(c.said[0].scale, None);
+    assert_eq!(c.output[0].scale, None);
     c.finish_handshake();
     c.data(0, 2 * M as usize);
-    assert_eq!(c.said.last().map(|seg| seg.window), Some(65_535));
+    assert_eq!(c.output.last().map(|seg| seg.window), Some(65_535));
 }
 
 #[test]
@@ -629,19 +629,19 @@ fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
     }
     // Rounding up adds half a unit on average to each ACK.
     assert!((65_535..2 * 65_535).contains(&offset), "{offset}");
-    assert_eq!(c.said.last().map(|seg| seg.window), Some(0));
-    c.said.clear();
+    assert_eq!(c.output.last().map(|seg| seg.window), Some(0));
+    c.output.clear();
     // Probes: a byte beyond the window, and an empty segment before it.
     let highest = c.highest;
     c.data(offset, 1);
     c.highest = highest;
     c.say(ACK, offset - 1, &[]);
-    assert_eq!(c.said.iter().map(|seg| (seg.window, seg.ack)).collect::<Vec<_>>(), [(0, highest); 2]);
+    assert_eq!(c.output.iter().map(|seg| (seg.window, seg.ack)).collect::<Vec<_>>(), [(0, highest); 2]);
     assert_eq!(c.app.got.bytes(), offset);
-    c.said.clear();
+    c.output.clear();
     c.endpoint.admit(c.now, flow, offset + 100_000);
     c.listen();
-    assert_eq!(c.said.last().map(|seg| seg.window), Some(98), "an update without being asked");
+    assert_eq!(c.output.last().map(|seg| seg.window), Some(98), "an update without being asked");
 }
 
 #[test]
@@ -710,7 +710,7 @@ fn trap_15_marks_and_heavy_loss_stop_the_window_where_delay_shows_nothing() {
             Config { rate: Rate::default(), ecn, ..config() },
             Seg { flags: SYN | ECE | CWR, ..syn() },
         );
-        assert_eq!(c.said[0].flags & ECE > 0, marked);
+        assert_eq!(c.output[0].flags & ECE > 0, marked);
         c.finish_handshake();
         let mut calm = 0;
         for i in 0..6000_u64 {
@@ -725,8 +725,8 @@ fn trap_15_marks_and_heavy_loss_stop_the_window_where_delay_shows_nothing() {
             if !lost {
                 let seg = Seg { ce, ..c.at(ACK, i * M, &bytes(i * M, M as usize)) };
                 c.hand_in(&seg);
-                assert!(c.said.iter().all(|seg| seg.flags & ECE == 0), "ignored: for the controller alone");
-                c.said.clear();
+                assert!(c.output.iter().all(|seg| seg.flags & ECE == 0), "ignored: for the controller alone");
+                c.output.clear();
             }
         }
         assert!(c.stats().window < calm, "{marked}: {} of {calm}", c.stats().window);
@@ -739,11 +739,11 @@ fn trap_15_marks_are_echoed_where_that_is_agreed() {
     c.finish_handshake();
     let seg = Seg { ce: true, ..c.at(ACK, 0, &bytes(0, 100)) };
     c.hand_in(&seg);
-    assert_eq!(c.said.last().unwrap().flags & ECE, ECE);
+    assert_eq!(c.output.last().unwrap().flags & ECE, ECE);
     c.data(100, 2 * M as usize);
-    assert_eq!(c.said.last().unwrap().flags & ECE, ECE, "until the sender has heard");
+    assert_eq!(c.output.last().unwrap().flags & ECE, ECE, "until the sender has heard");
     c.say(ACK | CWR, 100 + 2 * M, &bytes(100 + 2 * M, 2 * M as usize));
-    assert_eq!(c.said.last().unwrap().flags & ECE, 0);
+    assert_eq!(c.output.last().unwrap().flags & ECE, 0);
 }
 
 #[test]
@@ -753,5 +753,5 @@ fn trap_17_only_tcp_is_answered() {
     let mut packet = c.at(ACK, 0, &bytes(0, 100)).encode();
     packet[9] = 17;
     c.raw(&packet, Offload { checksum: Checksum::Partial, segment: 0 });
-    assert_eq!((c.endpoint.counters().senseless, c.stats().highest, c.said.len()), (1, 0, 0));
+    assert_eq!((c.endpoint.counters().senseless, c.stats().highest, c.output.len()), (1, 0, 0));
 }

@@ -130,7 +130,7 @@ impl Witness {
         let mut packet = std::mem::take(&mut self.packet);
         let mut count = 0;
         while endpoint.poll_packet(now, &mut packet).is_some() {
-            self.said(now, &packet);
+            self.check_packet(now, &packet);
             count += 1;
             assert!(count < 1000, "it talks for ever");
         }
@@ -139,7 +139,7 @@ impl Witness {
     }
 
     /// Checks a packet that the endpoint has sent. `Seg::decode` checks its lengths and checksums.
-    fn said(&mut self, now: Time, packet: &[u8]) {
+    fn check_packet(&mut self, now: Time, packet: &[u8]) {
         let seg = Seg::decode(packet);
         assert!(packet.len() <= self.config.mtu, "{} bytes", packet.len());
         let Some(((from, to), ..)) = look(packet) else { unreachable!("what is sent can be read: {seg:?}") };

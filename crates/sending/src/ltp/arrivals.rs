@@ -16,19 +16,19 @@ const REPEATED: u64 = 3;
 
 /// A range of packet numbers that have arrived.
 #[derive(Debug, Clone, Copy)]
-struct Came {
+struct Arrival {
     range: Range,
     /// Number of the first ACK that reports this range.
-    told_in: u64,
+    first_ack: u64,
 }
 
 /// The newest packet numbers that have arrived, as descending ranges. The oldest ranges are forgotten (RFC
 /// 9000, section 13.2.3).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    ranges: VecDeque<Came>,
+    ranges: VecDeque<Arrival>,
     /// Number of ACKs sent so far.
-    told: u64,
+    acks: u64,
 }
 
 impl Arrivals {
@@ -38,24 +38,26 @@ impl Arrivals {
         let Some(end) = number.checked_add(1) else { return };
         let ranges = &mut self.ranges;
         // Almost always the number belongs to the newest range, or begins a new range after a gap.
-        let at = ranges.iter().position(|came| came.range.start <= number).unwrap_or(ranges.len());
-        if ranges.get(at).is_some_and(|came| number < came.range.end) {
+        let at = ranges.iter().position(|arrival| arrival.range.start <= number).unwrap_or(ranges.len());
+        if ranges.get(at).is_some_and(|arrival| number < arrival.range.end) {
             return;
         }
-        let follows = ranges.get(at).is_some_and(|came| came.range.end == number);
+        let follows = ranges.get(at).is_some_and(|arrival| arrival.range.end == number);
         let precedes = at > 0 && ranges[at - 1].range.start == end;
-        let told_in = self.told;
+        let first_ack = self.acks;
         match (follows, precedes) {
             (true, true) => {
                 let end = ranges[at - 1].range.end;
-                ranges[at] = Came { range: Range::new(ranges[at].range.start, end), told_in };
+                ranges[at] = Arrival { range: Range::new(ranges[at].range.start, end), first_ack };
                 ranges.remove(at - 1);
             }
-            (true, false) => ranges[at] = Came { range: Range::new(ranges[at].range.start, end), told_in },
-            (false, true) => {
-                ranges[at - 1] = Came { range: Range::new(number, ranges[at - 1].range.end), told_in };
+            (true, false) => {
+                ranges[at] = Arrival { range: Range::new(ranges[at].range.start, end), first_ack }
             }
-            (false, false) => ranges.insert(at, Came { range: Range::new(number, end), told_in }),
+            (false, true) => {
+                ranges[at - 1] = Arrival { range: Range::new(number, ranges[at - 1].range.end), first_ack };
+            }
+            (false, false) => ranges.insert(at, Arrival { range: Range::new(number, end), first_ack }),
         }
         ranges.truncate(KEPT);
     }
@@ -63,11 +65,11 @@ impl Arrivals {
     /// The ranges that the next ACK reports, descending: the newest ranges, and the ranges that have changed
     /// recently. (A receiver reports recent arrivals in the same way in RFC 2018, section 4.)
     pub(super) fn tell(&mut self) -> Vec<Range> {
-        let told = self.told;
-        self.told += 1;
-        let news = |&(at, came): &(usize, &Came)| at < NEWEST || came.told_in + REPEATED > told;
+        let ack = self.acks;
+        self.acks += 1;
+        let news = |&(at, arrival): &(usize, &Arrival)| at < NEWEST || arrival.first_ack + REPEATED > ack;
         let ranges = self.ranges.iter().enumerate().filter(news);
-        ranges.map(|(_, came)| came.range).take(MAX_RANGES).collect()
+        ranges.map(|(_, arrival)| arrival.range).take(MAX_RANGES).collect()
     }
 }
 
@@ -80,20 +82,21 @@ mod tests {
     #[test]
     fn the_ranges_are_the_newest_of_what_came() {
         for seed in 0..200 {
-            let (mut arrivals, mut came, mut rng) = (Arrivals::default(), BTreeSet::new(), Rng::new(&[seed]));
+            let (mut arrivals, mut received, mut rng) =
+                (Arrivals::default(), BTreeSet::new(), Rng::new(&[seed]));
             let mut forgot = false;
             for _ in 0..300 {
                 let number = rng.up_to(10 + seed * 2);
                 arrivals.insert(number);
-                came.insert(number);
+                received.insert(number);
                 let ranges = arrivals.tell();
                 assert!(
                     ranges.len() <= MAX_RANGES && ranges.windows(2).all(|pair| pair[1].end < pair[0].start)
                 );
                 let named: BTreeSet<u64> = ranges.iter().flat_map(|range| range.start..range.end).collect();
-                assert!(named.is_subset(&came) && named.last() == came.last());
+                assert!(named.is_subset(&received) && named.last() == received.last());
                 forgot |= arrivals.ranges.len() > NEWEST;
-                assert!(forgot || named == came, "{ranges:?}");
+                assert!(forgot || named == received, "{ranges:?}");
             }
         }
     }
@@ -117,10 +120,10 @@ mod tests {
             arrivals.tell();
         }
         arrivals.insert(101);
-        for told in 0..5 {
+        for ack in 0..5 {
             let ranges = arrivals.tell();
             let late = ranges.contains(&Range::new(100, 103));
-            assert_eq!((late, ranges.len()), if told < 3 { (true, 17) } else { (false, 16) });
+            assert_eq!((late, ranges.len()), if ack < 3 { (true, 17) } else { (false, 16) });
         }
     }
 

@@ -50,7 +50,7 @@ pub struct Ack {
 struct Incoming {
     id: u16,
     of: u32,
-    came: u32,
+    received: u32,
     /// One bit for each chunk that has arrived.
     bits: Vec<u64>,
     began: Time,
@@ -113,8 +113,14 @@ impl Receiver {
         let newer = self.incoming.as_ref().is_none_or(|old| is_later(part.transfer, old.id));
         if newer {
             let bits = vec![0; (part.of as usize).div_ceil(64)];
-            self.incoming =
-                Some(Incoming { id: part.transfer, of: part.of, came: 0, bits, began: now, closed: false });
+            self.incoming = Some(Incoming {
+                id: part.transfer,
+                of: part.of,
+                received: 0,
+                bits,
+                began: now,
+                closed: false,
+            });
         }
         let Some(incoming) = self.incoming.as_mut().filter(|i| i.id == part.transfer && i.of == part.of)
         else {
@@ -126,7 +132,7 @@ impl Receiver {
             return false;
         }
         *word |= bit;
-        incoming.came += 1;
+        incoming.received += 1;
         self.judge(now);
         true
     }
@@ -135,10 +141,10 @@ impl Receiver {
         let Some(incoming) = &mut self.incoming else { return };
         let enough = (f64::from(incoming.of) * self.rule.fraction.clamp(0.0, 1.0)).ceil() as u32;
         let over = self.rule.deadline.is_some_and(|time| now >= incoming.began + time);
-        let closed = match incoming.came {
-            came if came == incoming.of => Closed::Whole,
+        let closed = match incoming.received {
+            received if received == incoming.of => Closed::Whole,
             _ if over => Closed::Deadline,
-            came if came >= enough => Closed::Fraction,
+            received if received >= enough => Closed::Fraction,
             _ => return,
         };
         if !incoming.closed || self.closed != Some((incoming.id, closed)) {
@@ -153,7 +159,7 @@ impl Receiver {
 
     /// The time of the earliest timer. Call [`Self::handle_timeout`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let open = |i: &&Incoming| i.came < i.of && self.closed != Some((i.id, Closed::Deadline));
+        let open = |i: &&Incoming| i.received < i.of && self.closed != Some((i.id, Closed::Deadline));
         self.incoming.as_ref().filter(open).and_then(|i| Some(i.began + self.rule.deadline?))
     }
 
@@ -253,7 +259,7 @@ mod tests {
                 receiver.handle_timeout(at * MS);
                 if let Some(incoming) = &receiver.incoming {
                     let bits: u32 = incoming.bits.iter().map(|word| word.count_ones()).sum();
-                    assert!(bits == incoming.came && incoming.came <= incoming.of, "{seed}");
+                    assert!(bits == incoming.received && incoming.received <= incoming.of, "{seed}");
                 }
             }
         }

@@ -9,7 +9,7 @@ use super::receiver::{Ack, Closed};
 use super::repair::{Block, Blocks, Hope};
 use super::transfer::{Part, Piece, Transfer};
 use crate::Time;
-use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
+use crate::{AckSample, Belief, Delivery, Pacer, Rate, Stamp, Trips, Waits};
 
 /// Bytes that a probe adds to the bytes in flight.
 const PROBE_BYTES: u32 = 64;
@@ -135,7 +135,7 @@ pub struct Sender {
     /// the loss of that chunk is detected.
     tail: bool,
     last_sent: Time,
-    last_heard: Time,
+    last_ack: Time,
     loss_at: Option<Time>,
     /// Every packet before this number was acknowledged or counts as lost.
     decided: u64,
@@ -175,7 +175,7 @@ impl Sender {
             again: false,
             tail: false,
             last_sent: now,
-            last_heard: now,
+            last_ack: now,
             loss_at: None,
             decided: 0,
             pace_at: None,
@@ -365,7 +365,7 @@ impl Sender {
         if !falling || ack.ranges.iter().any(|range| range.is_empty() || range.end > next) {
             return;
         }
-        self.last_heard = now;
+        self.last_ack = now;
         self.trips.answered();
         let before = self.delivery.delivered();
         let trip = self.acknowledge(now, ack);
@@ -382,7 +382,7 @@ impl Sender {
             let measured = self.delivery.measure(self.rate.base());
             let (bytes, under_way, fates) =
                 (delivered - before, self.under_way, std::mem::take(&mut self.fates));
-            self.rate.heard(&Heard { now, bytes, fates, delivered, under_way, trip, measured });
+            self.rate.acknowledged(&AckSample { now, bytes, fates, delivered, under_way, trip, measured });
         }
         self.forget(now);
     }
@@ -398,7 +398,7 @@ impl Sender {
         let known = std::mem::replace(&mut self.known, ack.ranges.iter().copied().collect());
         for range in ack.ranges.iter().flat_map(|&range| known.missing_in(range)) {
             for number in range.start.max(self.base)..range.end {
-                let fresh = self.came(now, number);
+                let fresh = self.mark_acknowledged(now, number);
                 if number == largest && fresh {
                     trip = self.sent.get((number - self.base) as usize).map(|p| now.saturating_sub(p.at));
                 }
@@ -414,7 +414,7 @@ impl Sender {
     }
 
     /// Notes that a packet is acknowledged. Returns whether that is new and may give an RTT sample.
-    fn came(&mut self, now: Time, number: u64) -> bool {
+    fn mark_acknowledged(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
         let &mut Sent { bytes, at, stamp, load, covered, twice, .. } = packet;
@@ -432,8 +432,8 @@ impl Sender {
         }
         // The receiver may have rebuilt a packet of a block that did not arrive. So only the fraction of its
         // bytes counts that the path delivers on average.
-        let came = if covered { 1.0 - self.rate.path_loss() } else { 1.0 };
-        self.delivery.arrived(now, (f64::from(bytes) * came) as u64, at, stamp);
+        let fraction = if covered { 1.0 - self.rate.path_loss() } else { 1.0 };
+        self.delivery.arrived(now, (f64::from(bytes) * fraction) as u64, at, stamp);
         self.fates.0 += u64::from(bytes) * u64::from(!covered);
         if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
             if transfer.id == id {
@@ -527,8 +527,7 @@ impl Sender {
 
     /// The time of the earliest timer. Call [`Self::handle_timeout`] and [`Self::poll_packet`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let probe =
-            (self.packets > 0).then(|| self.last_sent.max(self.last_heard) + self.trips.probe_after());
+        let probe = (self.packets > 0).then(|| self.last_sent.max(self.last_ack) + self.trips.probe_after());
         [self.loss_at, probe, self.pace_at].into_iter().flatten().min()
     }
 
@@ -537,7 +536,7 @@ impl Sender {
         if self.loss_at.is_some_and(|at| now >= at) {
             self.detect(now);
         }
-        let probe = self.last_sent.max(self.last_heard) + self.trips.probe_after();
+        let probe = self.last_sent.max(self.last_ack) + self.trips.probe_after();
         if self.packets > 0 && now >= probe {
             self.trips.probed();
             self.again = true;

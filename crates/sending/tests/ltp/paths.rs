@@ -80,7 +80,7 @@ fn row(path: &Path) -> String {
         world.run(LIMIT);
         let party = &world.parties[0];
         if let Some((at, ended)) = party.ended {
-            assert_eq!(party.came.len(), path.chunks as usize, "{}", path.name);
+            assert_eq!(party.received.len(), path.chunks as usize, "{}", path.name);
             seconds.push(at.as_secs_f64());
             again += ended.again;
         }

@@ -26,7 +26,7 @@ fn run(chunks: u32, rtt: f64, loss: f64, share: f64, seed: u64) -> [f64; 4] {
     world.run(Time::from_secs(600));
     let party = &world.parties[0];
     let (at, ended) = party.ended.unwrap();
-    assert_eq!(party.came.len(), chunks as usize, "{chunks} {loss} {share} {seed}");
+    assert_eq!(party.received.len(), chunks as usize, "{chunks} {loss} {share} {seed}");
     [at.as_secs_f64(), ended.again as f64, party.rebuilt as f64, ended.repair as f64]
 }
 
@@ -85,8 +85,8 @@ fn whatever_is_lost_all_of_it_comes_once() {
             let party = &mut world.parties[0];
             let (_, ended) = party.ended.expect("it never ends");
             assert_eq!((ended.why, ended.missing), (Closed::Whole, 0), "{seed}");
-            party.came.sort_unstable();
-            assert!(party.came.iter().copied().eq(0..chunks), "{seed}: a chunk came twice, or never");
+            party.received.sort_unstable();
+            assert!(party.received.iter().copied().eq(0..chunks), "{seed}: a chunk came twice, or never");
         }
     }
 }

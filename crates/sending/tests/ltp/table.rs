@@ -27,14 +27,14 @@ fn row(fraction: f64, loss: f64, rtt: u64) -> String {
     world.run(Time::from_secs(600));
     let party = &world.parties[0];
     let (at, ended) = party.ended.unwrap();
-    let came = party.came.len() as f64;
+    let received = party.received.len() as f64;
     assert!(
-        came >= fraction * f64::from(CHUNKS) && party.came.contains(&(CHUNKS - 1)),
+        received >= fraction * f64::from(CHUNKS) && party.received.contains(&(CHUNKS - 1)),
         "{fraction} {loss} {rtt}"
     );
-    let goodput = came * f64::from(PAYLOAD) * 8.0 / at.as_secs_f64() / 1e6;
+    let goodput = received * f64::from(PAYLOAD) * 8.0 / at.as_secs_f64() / 1e6;
     let ceiling = RATE as f64 / 1e6 * f64::from(PAYLOAD) / f64::from(PAYLOAD + AROUND);
-    let holes = 100.0 - came / f64::from(CHUNKS) * 100.0;
+    let holes = 100.0 - received / f64::from(CHUNKS) * 100.0;
     format!(
         "{fraction:>8.2} {:>6.1} {rtt:>4} {:>8.3} {goodput:>8.2} {:>9.1} {holes:>7.3} {:>10} {:>6}",
         loss * 100.0,

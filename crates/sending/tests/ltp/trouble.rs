@@ -25,9 +25,9 @@ fn a_deadline_ends_a_transfer_but_not_before_what_is_critical_has_come() {
     let (at, ended) = world.parties[0].ended.unwrap();
     assert_eq!(ended.why, Closed::Deadline);
     assert!(at > 200 * MS && at < 500 * MS, "{at:?}");
-    let came = &world.parties[0].came;
-    assert!((0..CHUNKS).filter(|&n| critical(n)).all(|n| came.contains(&n)));
-    let missing = CHUNKS as usize - came.len();
+    let received = &world.parties[0].received;
+    assert!((0..CHUNKS).filter(|&n| critical(n)).all(|n| received.contains(&n)));
+    let missing = CHUNKS as usize - received.len();
     assert!(missing > 1_000 && ended.missing >= missing, "{missing}, {ended:?}");
 }
 
@@ -40,7 +40,7 @@ fn closed_by_fraction_every_chunk_was_sent_once() {
         // What is in flight at the end still arrives and is used.
         world.go_on(world.now + 100 * MS);
         let party = &world.parties[0];
-        let (missing, expected) = (f64::from(CHUNKS) - party.came.len() as f64, f64::from(CHUNKS) * loss);
+        let (missing, expected) = (f64::from(CHUNKS) - party.received.len() as f64, f64::from(CHUNKS) * loss);
         assert!(missing < 1.3 * expected + 10.0, "{missing} of {expected} were to be lost");
         assert_eq!(party.ended.unwrap().1.why, Closed::Fraction);
         assert!(party.ended.unwrap().1.again < 10, "sent again though enough had come");
@@ -54,7 +54,7 @@ fn reordering_and_repetition_cost_little() {
     world.begin(0, CHUNKS, |_| false);
     world.run(Time::from_secs(60));
     let (at, ended) = world.parties[0].ended.unwrap();
-    assert_eq!((ended.why, world.parties[0].came.len()), (Closed::Whole, CHUNKS as usize));
+    assert_eq!((ended.why, world.parties[0].received.len()), (Closed::Whole, CHUNKS as usize));
     assert!(ended.again < u64::from(CHUNKS) / 5, "{} sent again", ended.again);
     assert!(at < Time::from_millis(1600), "{at:?}");
 }
@@ -69,7 +69,7 @@ fn bursts_and_terrible_links_end_whole() {
         world.run(Time::from_secs(120));
         let (_, ended) = world.parties[0].ended.expect("it never ends");
         assert_eq!((ended.why, ended.missing), (Closed::Whole, 0));
-        assert_eq!(world.parties[0].came.len(), CHUNKS as usize);
+        assert_eq!(world.parties[0].received.len(), CHUNKS as usize);
     }
 }
 
@@ -84,7 +84,7 @@ fn a_peer_that_does_not_read_stops_its_sender_and_loses_nothing() {
     assert!(world.parties[0].packets < 100, "{} packets, of which few are probes", world.parties[0].packets);
     world.run(Time::from_secs(60));
     let party = &world.parties[0];
-    assert_eq!((party.came.len(), party.ended.unwrap().1.again, world.dropped), (40_000, 0, 0));
+    assert_eq!((party.received.len(), party.ended.unwrap().1.again, world.dropped), (40_000, 0, 0));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn transfers_follow_each_other_and_one_that_is_given_up_is_forgotten() {
             continue;
         }
         world.run(world.now + Time::from_secs(10));
-        assert_eq!(world.parties[0].came.len(), 1_000, "round {round}");
+        assert_eq!(world.parties[0].received.len(), 1_000, "round {round}");
         assert_eq!(world.parties[0].ended.unwrap().1.missing, 0);
     }
 }

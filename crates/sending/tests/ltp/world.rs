@@ -40,7 +40,7 @@ pub struct Party {
     pub receiver: Receiver,
     transfer: u16,
     /// Indices of the chunks of the transfer that have arrived.
-    pub came: Vec<u32>,
+    pub received: Vec<u32>,
     /// When the last chunk arrived.
     pub last: Time,
     pub ended: Option<(Time, Ended)>,
@@ -90,9 +90,9 @@ impl Party {
             if packets.len() + repair.len() == block.count as usize && rng.hits(FAILS) {
                 continue;
             }
-            let came: Vec<u32> = packets.iter().map(|(at, _)| *at).collect();
+            let received: Vec<u32> = packets.iter().map(|(at, _)| *at).collect();
             self.receiver.rebuilt(block);
-            for at in (0..block.count).filter(|at| !came.contains(at)) {
+            for at in (0..block.count).filter(|at| !received.contains(at)) {
                 let number = block.first + u64::from(at);
                 match self.covered[&number].what {
                     What::Chunk(part) => {
@@ -107,7 +107,7 @@ impl Party {
 
     fn chunk(&mut self, now: Time, number: u64, part: Option<Part>) {
         if self.receiver.handle_packet(now, number, part) {
-            self.came.extend(part.filter(|part| part.transfer == self.transfer).map(|part| part.index));
+            self.received.extend(part.filter(|part| part.transfer == self.transfer).map(|part| part.index));
             self.last = now;
         }
     }
@@ -128,7 +128,7 @@ impl World {
             sender: Sender::new(Time::ZERO, BUFFER, OVERHEAD, PAYLOAD + AROUND),
             receiver: Receiver::new(rule),
             transfer: 0,
-            came: Vec::new(),
+            received: Vec::new(),
             last: Time::ZERO,
             ended: None,
             packets: 0,
@@ -172,7 +172,7 @@ impl World {
         let pieces = (0..chunks).map(|n| Piece { bytes: PAYLOAD + AROUND, critical: critical(n) }).collect();
         let one = &mut self.parties[party];
         one.transfer = one.sender.begin(pieces);
-        (one.came, one.ended, one.rebuilt) = (Vec::new(), None, 0);
+        (one.received, one.ended, one.rebuilt) = (Vec::new(), None, 0);
         self.wake(party, 0, self.now);
     }
 

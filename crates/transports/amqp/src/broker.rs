@@ -174,7 +174,7 @@ fn listen(connection: &Connection, place: Address, ending: Arc<Ending>) -> watch
 /// Whether the broker says that another connection owns a queue.
 pub(crate) fn is_locked(error: &lapin::Error) -> bool {
     const RESOURCE_LOCKED: u16 = 405;
-    matches!(error.kind(), lapin::ErrorKind::ProtocolError(said) if said.get_id() == RESOURCE_LOCKED)
+    matches!(error.kind(), lapin::ErrorKind::ProtocolError(reply) if reply.get_id() == RESOURCE_LOCKED)
 }
 
 /// No further arguments for RabbitMQ.

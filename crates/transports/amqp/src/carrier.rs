@@ -112,8 +112,8 @@ fn mailbox_of(side: Side) -> Mailbox {
 async fn channel_that(broker: &Broker, confirms: bool) -> Result<Channel> {
     let channel = broker.channel().await?;
     if confirms {
-        let asked = channel.confirm_select(ConfirmSelectOptions::default()).await;
-        asked.map_err(|e| explain(OPEN, &broker.place, &e))?;
+        let confirming = channel.confirm_select(ConfirmSelectOptions::default()).await;
+        confirming.map_err(|e| explain(OPEN, &broker.place, &e))?;
     }
     Ok(channel)
 }
@@ -227,8 +227,8 @@ impl Carrier for AmqpCarrier {
         }
         if self.side == Side::Listener {
             let name = ShortString::from(self.names.exchange());
-            let gone = self.channel.exchange_delete(name, ExchangeDeleteOptions::default());
-            let _ = timeout(CLOSING, gone).await;
+            let deletion = self.channel.exchange_delete(name, ExchangeDeleteOptions::default());
+            let _ = timeout(CLOSING, deletion).await;
         }
         self.ending.set(Error::closed("carry", "it was closed here"));
         tokio::join!(self.publishing.close(), self.consuming.close());

@@ -14,8 +14,8 @@ const NOT_ALLOWED: u16 = 530;
 pub(crate) fn explain(operation: &'static str, place: &dyn std::fmt::Display, error: &lapin::Error) -> Error {
     match error.kind() {
         lapin::ErrorKind::IOError(e) => Error::io(operation, place, e),
-        lapin::ErrorKind::ProtocolError(said) => {
-            refused(operation, place, said.get_id(), said.get_message().as_str())
+        lapin::ErrorKind::ProtocolError(reply) => {
+            refused(operation, place, reply.get_id(), reply.get_message().as_str())
         }
         lapin::ErrorKind::ParsingError(_)
         | lapin::ErrorKind::SerialisationError(_)
@@ -30,13 +30,13 @@ pub(crate) fn explain(operation: &'static str, place: &dyn std::fmt::Display, er
     }
 }
 
-fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, said: &str) -> Error {
-    let error = |kind| Error::new(kind, operation, format!("{place}: the broker says {code} {said}"));
+fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, reply: &str) -> Error {
+    let error = |kind| Error::new(kind, operation, format!("{place}: the broker says {code} {reply}"));
     match code {
         ACCESS_REFUSED => {
             error(ErrorKind::Security).hint("check user, password and permissions of security.login_file")
         }
-        NOT_ALLOWED if said.contains("not found") => error(ErrorKind::Address)
+        NOT_ALLOWED if reply.contains("not found") => error(ErrorKind::Address)
             .hint("make the virtual host, or set transport.options.vhost to one there is"),
         NOT_ALLOWED => error(ErrorKind::Security).hint("give the user permissions on the virtual host"),
         NOT_FOUND => {
@@ -44,7 +44,7 @@ fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, sa
         }
         RESOURCE_LOCKED => error(ErrorKind::InUse)
             .hint("end the server that has this job's name at the broker, or take another name"),
-        PRECONDITION_FAILED if said.contains("larger than") => {
+        PRECONDITION_FAILED if reply.contains("larger than") => {
             // The broker does not state its limit in any other way.
             error(ErrorKind::Closed).hint(
                 "set transport.options.max_message to the broker's limit, lower transport.chunk, or raise the broker's \
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_kind_and_its_hint() {
-        for (code, said, kind, word) in [
+        for (code, reply, kind, word) in [
             (403, "ACCESS_REFUSED - Login was refused", ErrorKind::Security, "login_file"),
             (530, "NOT_ALLOWED - vhost x not found", ErrorKind::Address, "vhost"),
             (530, "NOT_ALLOWED - access to vhost '/' refused", ErrorKind::Security, "permissions"),
@@ -78,7 +78,7 @@ mod tests {
             ),
             (320, "CONNECTION_FORCED - shutdown", ErrorKind::Closed, "again"),
         ] {
-            let error = refused("test", &"here", code, said);
+            let error = refused("test", &"here", code, reply);
             assert_eq!(error.kind(), kind, "{error}");
             let text = error.to_string();
             let hint = text.rsplit("; ").next().unwrap();

@@ -56,14 +56,14 @@ impl Inbox {
             tokio::select! {
                 biased;
                 error = self.ending.wait() => return Err(error),
-                came = self.consumer.next() => {
-                    if let Some(letter) = self.take(came)? {
+                next = self.consumer.next() => {
+                    if let Some(letter) = self.take(next)? {
                         return Ok(Event::Letter(letter));
                     }
                 }
                 Some(mailbox) = self.absent.recv() => {
                     let why = "the broker has no queue of it any more".into();
-                    return Ok(Event::Gone { mailbox, why });
+                    return Ok(Event::Departed { mailbox, why });
                 }
             }
         }
@@ -71,8 +71,8 @@ impl Inbox {
 
     /// Turns a delivery into a message. Returns `None` for a knock, and for a message that is longer than any
     /// of ours.
-    fn take(&self, came: Option<lapin::Result<Delivery>>) -> Result<Option<Letter>> {
-        let delivery = match came {
+    fn take(&self, next: Option<lapin::Result<Delivery>>) -> Result<Option<Letter>> {
+        let delivery = match next {
             Some(Ok(delivery)) => delivery,
             Some(Err(error)) => return self.end(explain(RECEIVE, &self.place, &error)),
             None => {
@@ -138,15 +138,15 @@ async fn acknowledge(
     last: Arc<AtomicU64>,
 ) {
     let batch = u64::from(prefetch / 2).max(1);
-    let (mut dealt, mut told, mut tags) = (Dealt::default(), 0, Vec::new());
+    let (mut dealt, mut acknowledged, mut tags) = (Dealt::default(), 0, Vec::new());
     while dealt_with.recv_many(&mut tags, usize::from(prefetch)).await > 0 {
         tags.drain(..).for_each(|tag| dealt.add(tag));
-        let due = dealt.upto >= told + batch || dealt.upto >= last.load(Relaxed);
-        if dealt.upto == told || !due {
+        let due = dealt.upto >= acknowledged + batch || dealt.upto >= last.load(Relaxed);
+        if dealt.upto == acknowledged || !due {
             continue;
         }
-        told = dealt.upto;
-        if channel.basic_ack(told, BasicAckOptions { multiple: true }).await.is_err() {
+        acknowledged = dealt.upto;
+        if channel.basic_ack(acknowledged, BasicAckOptions { multiple: true }).await.is_err() {
             // The consumer reports the reason.
             return;
         }

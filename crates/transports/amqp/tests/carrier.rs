@@ -162,11 +162,11 @@ fn both_sides_notice_who_is_gone() {
         assert_eq!(hear(&member).await, b"hello");
         // It does not say goodbye.
         drop(member);
-        let Event::Gone { mailbox, .. } = listener.next().await.unwrap() else { panic!("no Gone") };
+        let Event::Departed { mailbox, .. } = listener.next().await.unwrap() else { panic!("no departure") };
         assert_eq!(mailbox, Mailbox::Member(id));
         let member = open(Side::Member(id), &at, &options()).await;
         drop(listener);
-        let Event::Gone { mailbox, .. } = member.next().await.unwrap() else { panic!("no Gone") };
+        let Event::Departed { mailbox, .. } = member.next().await.unwrap() else { panic!("no departure") };
         assert_eq!(mailbox, Mailbox::Listener);
     });
 }
@@ -189,7 +189,7 @@ fn under_an_alarm_publishing_waits_and_receiving_goes_on() {
             assert_eq!(hear(&member).await, vec![n; 100_000]);
         }
         say(&listener, Mailbox::Member(id), b"waits", Care::Control).await;
-        let until_told = async {
+        let until_held = async {
             while listener.held().is_none() {
                 tokio::task::yield_now().await;
             }
@@ -197,7 +197,7 @@ fn under_an_alarm_publishing_waits_and_receiving_goes_on() {
         let mut flushed = Box::pin(listener.flush());
         tokio::select! {
             _ = &mut flushed => panic!("the broker confirmed under an alarm"),
-            () = until_told => assert_eq!(listener.held().as_deref(), Some("low on memory")),
+            () = until_held => assert_eq!(listener.held().as_deref(), Some("low on memory")),
         }
         node.alarm(false);
         flushed.await.unwrap();
@@ -238,11 +238,11 @@ fn a_cancelled_consumer_ends_the_carrier() {
         let listener = open(Side::Listener, &at, &options()).await;
         let member = open(Side::Member(id), &at, &options()).await;
         let queue = format!("thalweg.{}.member.{id}", at.job.as_ref().unwrap());
-        let said = node.evaluate(&format!(
+        let output = node.evaluate(&format!(
             "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), \
              rabbit_amqqueue:delete(Q, false, false, <<\"test\">>)."
         ));
-        assert!(said.contains("ok"), "{said}");
+        assert!(output.contains("ok"), "{output}");
         let error = member.next().await.unwrap_err();
         assert!(error.to_string().contains("the queue was deleted"), "{error}");
         drop(listener);
@@ -290,9 +290,9 @@ fn somebody_who_speaks_another_protocol_is_no_broker() {
             }
         };
         let at = Address::parse(&at).unwrap();
-        let asked = Options { login: login(), connect_timeout_ms: 5_000, ..Options::default() };
+        let options = Options { login: login(), connect_timeout_ms: 5_000, ..Options::default() };
         let error = tokio::select! {
-            outcome = AmqpPost.open(Side::Listener, &at, &asked) => outcome.err().unwrap(),
+            outcome = AmqpPost.open(Side::Listener, &at, &options) => outcome.err().unwrap(),
             () = lying => unreachable!(),
         };
         assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed), "{error}");

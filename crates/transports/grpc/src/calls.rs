@@ -76,8 +76,8 @@ async fn get_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri)
     loop {
         let mut calling = caller(&shared, &sender, &origin, Stop::default(), unary);
         let codec = ProstCodec::<Want, Parcel>::default();
-        let asked = tonic::Request::new(Want { got });
-        got = match calling.unary(asked, PathAndQuery::from_static(GET), codec).await {
+        let request = tonic::Request::new(Want { got });
+        got = match calling.unary(request, PathAndQuery::from_static(GET), codec).await {
             Ok(answer) => unary.deliver(answer.into_inner()).await.is_ok(),
             Err(status) if status.code() == Code::Unimplemented => {
                 return shared.end("the server does not answer unary calls");
@@ -149,7 +149,7 @@ pub(crate) async fn answer(shared: &Arc<LinkState>, request: Request<Incoming>) 
     }
 }
 
-fn gone() -> Status {
+fn link_ended() -> Status {
     Status::unavailable("the link has ended")
 }
 
@@ -163,11 +163,11 @@ impl UnaryService<Parcel> for Put {
     fn call(&mut self, request: tonic::Request<Parcel>) -> Self::Future {
         let shared = self.0.clone();
         async move {
-            let unary = shared.unary.as_ref().ok_or_else(gone)?;
+            let unary = shared.unary.as_ref().ok_or_else(link_ended)?;
             tokio::select! {
                 biased;
-                taken = unary.deliver(request.into_inner()) => taken.map_err(|()| gone())?,
-                () = shared.ended() => return Err(gone()),
+                taken = unary.deliver(request.into_inner()) => taken.map_err(|()| link_ended())?,
+                () = shared.ended() => return Err(link_ended()),
             }
             Ok(tonic::Response::new(Taken {}))
         }
@@ -188,18 +188,18 @@ impl UnaryService<Want> for Get {
     fn call(&mut self, request: tonic::Request<Want>) -> Self::Future {
         let (shared, stop) = (self.shared.clone(), self.stop.clone());
         async move {
-            let unary = shared.unary.as_ref().ok_or_else(gone)?;
+            let unary = shared.unary.as_ref().ok_or_else(link_ended)?;
             tell(unary, request.into_inner().got);
             let mut outbounds = tokio::select! {
                 biased;
-                () = shared.ended() => return Err(gone()),
+                () = shared.ended() => return Err(link_ended()),
                 outbounds = unary.outbounds.lock() => outbounds,
             };
             loop {
                 let next = tokio::select! {
                     biased;
-                    () = shared.ended() => return Err(gone()),
-                    next = outbounds.recv() => next.ok_or_else(gone)?,
+                    () = shared.ended() => return Err(link_ended()),
+                    next = outbounds.recv() => next.ok_or_else(link_ended)?,
                 };
                 if !next.stop.is_stopped() {
                     *unary.given.lock().unwrap_or_else(PoisonError::into_inner) = Some(next.taken);

@@ -79,7 +79,7 @@ impl Keeper {
         let socket = Socket::new(stream).map_err(|e| tls::explain(ACCEPT, from, &e))?;
         let (stream, peer) = self.secure(socket.clone(), from).await?;
         if let Some(unauthenticated_peer) = &unauthenticated_peer {
-            unauthenticated_peer.heard();
+            unauthenticated_peer.progressed();
         }
         let (standing, unary) = (Standing::new(unauthenticated_peer), unary(&self.options)?);
         let shared = LinkState::new(peer.address.clone(), self.tls.is_some(), unary, standing);

@@ -84,7 +84,7 @@ impl Inbox {
         }
         match (arrival, &mut self.arrivals) {
             (Arrival::Chunk(header, payload), Some(arrivals)) => {
-                let progress = arrivals.untold(payload.len() as u64);
+                let progress = arrivals.unreported(payload.len() as u64);
                 deliver(&header, &payload, progress, sink, shared)
             }
             (Arrival::Chunk(header, payload), None) => {

@@ -74,9 +74,9 @@ impl Service {
         let Some(caller) = self.caller() else {
             return Status::resource_exhausted("a connection carries one link").into_http();
         };
-        let (asked, ours) = (request.headers().contains_key(UNARY), self.shared.unary.is_some());
-        if asked != ours {
-            let (theirs, ours) = (mode(asked), mode(ours));
+        let (wants_unary, ours) = (request.headers().contains_key(UNARY), self.shared.unary.is_some());
+        if wants_unary != ours {
+            let (theirs, ours) = (mode(wants_unary), mode(ours));
             let context = format!("{} asks for mode {theirs}; this server has {ours}", self.shared.who);
             let error = Error::new(ErrorKind::Unsupported, "accept", context);
             let _ = caller.send(Err(error.hint(ALIKE)));

@@ -148,10 +148,10 @@ impl Arrivals {
 
     fn fresh(&mut self) -> u64 {
         let all = *self.arrived.borrow_and_update();
-        let told = (all - self.seen) * PROGRESS.0 / PROGRESS.1;
+        let reported = (all - self.seen) * PROGRESS.0 / PROGRESS.1;
         self.seen = all;
-        self.ahead += told;
-        told
+        self.ahead += reported;
+        reported
     }
 
     fn chunk(&mut self) -> Result<Option<(thalweg_wire::FrameHeader, Bytes)>> {
@@ -169,10 +169,10 @@ impl Arrivals {
 
     /// Returns how many of a chunk's `bytes` were not reported as progress yet, and counts the others as
     /// used.
-    pub(crate) fn untold(&mut self, bytes: u64) -> u64 {
-        let told = bytes.min(self.ahead);
-        self.ahead -= told;
-        bytes - told
+    pub(crate) fn unreported(&mut self, bytes: u64) -> u64 {
+        let reported = bytes.min(self.ahead);
+        self.ahead -= reported;
+        bytes - reported
     }
 }
 

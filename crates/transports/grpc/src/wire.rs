@@ -52,19 +52,19 @@ impl AsyncRead for Wire {
         let (before, room) = (buf.filled().len(), buf.remaining() > 0);
         let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         self.note(outcome)?;
-        let came = &buf.filled()[before..];
-        if came.is_empty() && room {
+        let received = &buf.filled()[before..];
+        if received.is_empty() && room {
             // End the link here: HTTP/2 first writes what it still holds, and could wait for ever for a peer
             // that reads nothing.
             self.shared.end("the peer has closed the link");
         }
-        let earlier = self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed);
-        if earlier + came.len() as u64 > UNAUTHENTICATED_PEER_BYTES && !self.shared.standing.is_proved() {
+        let earlier = self.shared.received.fetch_add(received.len() as u64, Ordering::Relaxed);
+        if earlier + received.len() as u64 > UNAUTHENTICATED_PEER_BYTES && !self.shared.standing.is_proved() {
             self.shared.end("it sent too much before it had proved who it is");
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }
         if earlier == 0 {
-            if let Some(error) = tls::unexpected(self.operation, came) {
+            if let Some(error) = tls::unexpected(self.operation, received) {
                 self.shared.blame(error);
             }
         }

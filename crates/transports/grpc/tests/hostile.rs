@@ -125,11 +125,11 @@ async fn a_strangers_client_understands() {
     let mut body = peer.answer.take().unwrap().await.unwrap().into_body();
     server.send_control(Bytes::from_static(b"hello")).await.unwrap();
     server.close().await;
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     while let Some(data) = body.data().await {
-        came.extend_from_slice(&data.unwrap());
+        received.extend_from_slice(&data.unwrap());
     }
-    assert_eq!(came, control(b"hello"));
+    assert_eq!(received, control(b"hello"));
     let trailers = body.trailers().await.unwrap().unwrap();
     assert_eq!(trailers["grpc-status"], "0");
 }
@@ -189,8 +189,8 @@ async fn what_is_not_this_service_is_told_so() {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         let answer = peer.answer.take().unwrap().await.unwrap();
         assert_eq!(answer.status(), status);
-        let said = answer.headers().get("grpc-status").map(|value| value.to_str().unwrap());
-        assert_eq!(said, grpc);
+        let status = answer.headers().get("grpc-status").map(|value| value.to_str().unwrap());
+        assert_eq!(status, grpc);
     }
     still_takes_links(&*listener, &plain()).await;
 }

@@ -214,15 +214,15 @@ async fn an_update_that_is_cancelled_goes_no_further() {
     let sending = tokio::spawn(async move { server.send_update(&update).await });
     let mut answer = answer.await.unwrap();
     let body = answer.body_mut();
-    let mut came = body.data().await.unwrap().unwrap().len();
+    let mut received = body.data().await.unwrap().unwrap().len();
     cancel.cancel();
     assert_eq!(sending.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
-    body.flow_control().release_capacity(came).unwrap();
+    body.flow_control().release_capacity(received).unwrap();
     while let Some(Ok(more)) = body.data().await {
-        came += more.len();
+        received += more.len();
         body.flow_control().release_capacity(more.len()).unwrap();
     }
-    assert!(came < 1 << 20, "{came} bytes of 8 MiB came");
+    assert!(received < 1 << 20, "{received} bytes of 8 MiB arrived");
     assert!(source.claim(source.range()).is_ok(), "nothing is lent any more");
 }
 
@@ -240,13 +240,13 @@ async fn each_piece_waits_for_the_answer_to_the_one_before() {
     for want in [asks, has_it] {
         let (answer, mut asking) = requests.send_request(request("/thalweg.v1.Link/Get"), false).unwrap();
         asking.send_data(Bytes::from_static(want), true).unwrap();
-        let (mut answer, mut came) = (answer.await.unwrap(), 0);
+        let (mut answer, mut received) = (answer.await.unwrap(), 0);
         while let Some(data) = answer.body_mut().data().await {
             let bytes = data.unwrap().len();
-            came += bytes;
+            received += bytes;
             answer.body_mut().flow_control().release_capacity(bytes).unwrap();
         }
-        assert!((PIECE..PIECE + 200).contains(&came), "{came}");
+        assert!((PIECE..PIECE + 200).contains(&received), "{received}");
         assert!(!sending.is_finished());
     }
     let (_, mut asking) = requests.send_request(request("/thalweg.v1.Link/Get"), false).unwrap();

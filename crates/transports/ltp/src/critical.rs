@@ -9,27 +9,27 @@ use thalweg_wire::{Range, Ranges, Tolerance};
 #[derive(Debug, Default)]
 pub(crate) struct Critical {
     named: Ranges,
-    told: Mutex<Arc<Tolerance>>,
+    tolerance: Mutex<Arc<Tolerance>>,
 }
 
 impl Critical {
     pub(crate) fn new(named: Ranges) -> Self {
-        Self { named, told: Mutex::default() }
+        Self { named, tolerance: Mutex::default() }
     }
 
     /// Sets the tolerance for updates that begin from now on.
     pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = tolerance.clone();
+        *self.tolerance.lock().unwrap_or_else(PoisonError::into_inner) = tolerance.clone();
     }
 
     /// Tells for each of an update's chunks whether it is critical: the first, the last, and all that contain
     /// critical bytes. `chunks` is in ascending order.
     pub(crate) fn of(&self, chunks: &[Range]) -> Vec<bool> {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let tolerance = self.tolerance.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = chunks.len().saturating_sub(1);
         let touched = |set: &Ranges, chunk: Range| set.within(chunk).next().is_some();
         let must = |(at, &chunk): (usize, &Range)| {
-            at == 0 || at == last || touched(&self.named, chunk) || touched(told.critical(), chunk)
+            at == 0 || at == last || touched(&self.named, chunk) || touched(tolerance.critical(), chunk)
         };
         chunks.iter().enumerate().map(must).collect()
     }
@@ -81,9 +81,9 @@ mod tests {
         fn no_critical_byte_is_in_a_chunk_that_may_be_lost(
             named in prop::collection::vec(0..10_u32, 0..5), chunk in 64..3000_u64,
         ) {
-            let (layout, told) = tolerance(&named);
+            let (layout, tolerance) = tolerance(&named);
             let critical = Critical::default();
-            critical.tolerate(&told);
+            critical.tolerate(&tolerance);
             let chunks = cut(layout.bytes(), chunk);
             for (range, must) in chunks.iter().zip(critical.of(&chunks)) {
                 let touched = layout.overlapping(*range).iter().any(|tensor| {

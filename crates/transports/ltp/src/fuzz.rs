@@ -40,7 +40,7 @@ pub fn datagram(bytes: &[u8]) {
         }
     }
     let Some(read) = Datagram::decode(&KEY, &again) else { unreachable!("what was read is not read again") };
-    assert_eq!((read.kind, read.told), (datagram.kind, datagram.told));
+    assert_eq!((read.kind, read.message_count), (datagram.kind, datagram.message_count));
 }
 
 /// Reads a sequence of datagrams, each preceded by its length (u16). A chunk that the receiver rebuilds
@@ -97,7 +97,7 @@ mod tests {
 
     fn encode(kind: Kind, covered: bool, number: u64, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Datagram { kind, covered, told: 8, number }.encode(&KEY, &mut out);
+        Datagram { kind, covered, message_count: 8, number }.encode(&KEY, &mut out);
         [&out, payload].concat()
     }
 

@@ -10,7 +10,7 @@ use thalweg_transport::trace::Trace;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
-use thalweg_udp::said::keep_saying;
+use thalweg_udp::repetition::keep_saying;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;

@@ -5,7 +5,7 @@
 //! | 0 | key | 16 random bytes, sent to the peer over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 acknowledgement, 4 hello, 5 repair |
 //! | 17 | flags | bit 0: the packet belongs to a block, which repair packets may follow |
-//! | 18 | told | 6 bytes. Number of control messages that the sender had sent before (0: the chunk, or the repair packet for such chunks, waits for none). In an acknowledgement, the highest such number that has arrived |
+//! | 18 | message count | 6 bytes. Number of control messages that the sender had sent before (0: the chunk, or the repair packet for such chunks, waits for none). In an acknowledgement, the highest such number that has arrived |
 //! | 24 | number | u64, number of the packet. In an acknowledgement, one more than the highest number that has arrived |
 //! | 32 | | chunk: transfer u16; index and number of chunks less one, 3 bytes each; the frame |
 //! | 32 | | acknowledgement: reason of closing u8 and the closed transfer u16; lengths of ranges and of the gaps between them, u32 each, in descending order |
@@ -67,7 +67,7 @@ pub(crate) struct Datagram {
     /// Whether the packet belongs to a block that repair packets may follow. Only chunks and probes may.
     pub covered: bool,
     /// Number of control messages that the packet must follow; see the table above. Less than 2^48.
-    pub told: u64,
+    pub message_count: u64,
     /// Number of the packet. An acknowledgement has none; its field holds the end of its first range.
     pub number: u64,
 }
@@ -82,7 +82,7 @@ impl Encode for Datagram {
         };
         out.extend_from_slice(key);
         out.extend_from_slice(&[kind, self.covered.into()]);
-        out.extend_from_slice(&self.told.to_le_bytes()[..6]);
+        out.extend_from_slice(&self.message_count.to_le_bytes()[..6]);
         out.extend_from_slice(&number.to_le_bytes());
         match &self.kind {
             Kind::Chunk(part, header) => {
@@ -145,7 +145,7 @@ impl Datagram {
             5 if !covered => repair(number, rest)?,
             _ => return None,
         };
-        Some(Self { kind, covered, told: number_of(&prefix[18..24]), number })
+        Some(Self { kind, covered, message_count: number_of(&prefix[18..24]), number })
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
 
     fn encoded(kind: Kind, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Datagram { kind, covered: false, told: 8, number: 90 }.encode(&KEY, &mut out);
+        Datagram { kind, covered: false, message_count: 8, number: 90 }.encode(&KEY, &mut out);
         out.extend_from_slice(payload);
         out
     }
@@ -234,7 +234,7 @@ mod tests {
         ];
         for (kind, rest) in kinds {
             let mut bytes = encoded(kind.clone(), rest);
-            let found = Datagram { kind: kind.clone(), covered: false, told: 8, number: 90 };
+            let found = Datagram { kind: kind.clone(), covered: false, message_count: 8, number: 90 };
             assert_eq!(Datagram::decode(&KEY, &bytes), Some(found));
             assert_eq!(Datagram::decode(&[8; 16], &bytes), None);
             bytes[17] = 1;
@@ -301,7 +301,7 @@ mod tests {
             let closed = closed.map(|(id, why)| (id, [Closed::Whole, Closed::Fraction, Closed::Deadline][why]));
             let ack = Ack { ranges, closed };
             let found = Datagram::decode(&KEY, &encoded(Kind::Ack(ack.clone()), b"")).unwrap();
-            prop_assert_eq!((found.kind, found.told), (Kind::Ack(ack), 8));
+            prop_assert_eq!((found.kind, found.message_count), (Kind::Ack(ack), 8));
         }
 
         #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use thalweg_sending::ltp::{Receiver, Rule};
 use thalweg_udp::datagram::Key;
-use thalweg_udp::deliver::{Came, Reader, Rebuilt};
+use thalweg_udp::deliver::{Parsed, Reader, Rebuilt};
 
 use crate::packet::{Datagram, Kind, Repair, CHUNK_HEADER_BYTES, REPAIR_HEADER_BYTES};
 use crate::repair::{self, Content, COMMON_BYTES};
@@ -17,17 +17,17 @@ pub(crate) struct Acks {
     machine: Receiver,
     origin: Instant,
     stats: Arc<Stats>,
-    /// The highest `told` of a chunk or a repair packet so far. Rebuilt chunks get it, since they were sent
-    /// before that packet. Probes are left out: else a rebuilt chunk that waits for no message would wait for
+    /// The highest message count of a chunk or a repair packet so far. Rebuilt chunks get it, since they were
+    /// sent before that packet. Probes are left out: else a rebuilt chunk that waits for no message would wait for
     /// those that a probe counts.
-    told: u64,
+    message_count: u64,
     rebuilt: VecDeque<Rebuilt>,
 }
 
 impl Acks {
     pub(crate) fn new(rule: Rule, stats: Arc<Stats>) -> Self {
         let (machine, origin, rebuilt) = (Receiver::new(rule), Instant::now(), VecDeque::new());
-        Self { machine, origin, stats, told: 0, rebuilt }
+        Self { machine, origin, stats, message_count: 0, rebuilt }
     }
 
     /// Passes a repair packet to the receiver's state machine.
@@ -51,7 +51,11 @@ impl Acks {
                     Content::Chunk(part, header, payload) => {
                         self.machine.handle_packet(now, number, Some(part));
                         self.stats.rebuilt.fetch_add(1, Relaxed);
-                        self.rebuilt.push_back(Rebuilt { told: self.told, header, payload });
+                        self.rebuilt.push_back(Rebuilt {
+                            message_count: self.message_count,
+                            header,
+                            payload,
+                        });
                     }
                 }
             }
@@ -62,13 +66,13 @@ impl Acks {
 impl Reader for Acks {
     type Answer = Datagram;
 
-    fn read(&mut self, key: &Key, datagram: &[u8], _extra: usize, proved: bool) -> Option<Came> {
-        let Datagram { kind, covered, told, number } = Datagram::decode(key, datagram)?;
+    fn read(&mut self, key: &Key, datagram: &[u8], _extra: usize, proved: bool) -> Option<Parsed> {
+        let Datagram { kind, covered, message_count, number } = Datagram::decode(key, datagram)?;
         if !proved && !matches!(kind, Kind::Probe) {
             return None;
         }
         if !matches!(kind, Kind::Probe | Kind::Ack(_)) {
-            self.told = self.told.max(told);
+            self.message_count = self.message_count.max(message_count);
         }
         let now = self.origin.elapsed();
         let chunk = match kind {
@@ -96,17 +100,17 @@ impl Reader for Acks {
             Kind::Ack(_) => return None, // it belongs on the sockets of the other direction
         };
         self.rebuild();
-        Some(Came { told: Some(told), chunk })
+        Some(Parsed { message_count: Some(message_count), chunk })
     }
 
     fn rebuilt(&mut self) -> Option<Rebuilt> {
         self.rebuilt.pop_front()
     }
 
-    fn answer(&mut self, told: u64) -> Option<Datagram> {
+    fn answer(&mut self, message_count: u64) -> Option<Datagram> {
         self.machine.handle_timeout(self.origin.elapsed());
         let ack = self.machine.poll_ack()?;
-        Some(Datagram { kind: Kind::Ack(ack), covered: false, told, number: 0 })
+        Some(Datagram { kind: Kind::Ack(ack), covered: false, message_count, number: 0 })
     }
 
     fn wakes(&self) -> Option<Instant> {

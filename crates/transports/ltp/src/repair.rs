@@ -196,10 +196,10 @@ pub(crate) fn rebuild(from: &Rebuild<'_>) -> Option<Vec<(u64, Content)>> {
     let length = u64::from(count) * size as u64;
     let mut code = SourceBlockDecoder::new(0, &shape(count as usize, size), length);
     let symbols = code.decode(packets.chain(repair))?;
-    let came = |at: u32| from.packets.iter().any(|&(position, _)| position == at);
+    let arrived = |at: u32| from.packets.iter().any(|&(position, _)| position == at);
     (0..count)
         .zip(symbols.chunks(size))
-        .filter(|&(at, _)| !came(at))
+        .filter(|&(at, _)| !arrived(at))
         .map(|(at, symbol)| Some((from.block.first + u64::from(at), read(&common, symbol)?)))
         .collect()
 }

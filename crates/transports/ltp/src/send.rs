@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::trace::Trace;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
-use thalweg_udp::said::Word;
+use thalweg_udp::repetition::Word;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
 use thalweg_udp::window::OVERHEAD;
@@ -211,7 +211,7 @@ impl Driver {
             let now = self.origin.elapsed();
             for bytes in self.reports.datagrams() {
                 if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
-                    self.shared.said.taken(count);
+                    self.shared.unacknowledged.taken(count);
                 }
                 let Some(Kind::Ack(ack)) = Datagram::decode(&self.lane.key, bytes).map(|found| found.kind)
                 else {
@@ -318,11 +318,11 @@ impl Driver {
     }
 
     /// Number of control messages for which a chunk that is sent now must wait.
-    fn told(&self) -> u64 {
+    fn awaited(&self) -> u64 {
         if self.detached {
             0
         } else {
-            self.shared.told.load(Acquire)
+            self.shared.messages_sent.load(Acquire)
         }
     }
 
@@ -330,14 +330,14 @@ impl Driver {
         if let Some(first) = block {
             self.copies.keep(first, number, None);
         }
-        let told = self.shared.told.load(Acquire);
-        let probe = Datagram { kind: Kind::Probe, covered: block.is_some(), told, number };
+        let message_count = self.shared.messages_sent.load(Acquire);
+        let probe = Datagram { kind: Kind::Probe, covered: block.is_some(), message_count, number };
         self.lane.append(&probe, &[], &mut self.batch);
         Some(())
     }
 
     fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
-        let told = self.told();
+        let message_count = self.awaited();
         let appended = self.current.as_ref().and_then(|current| {
             // End the loan only after the copy has finished: when the sender's call has returned, nothing may
             // be lent.
@@ -348,7 +348,8 @@ impl Driver {
                 self.copies.keep(first, number, Some((part, &header, &payload)));
                 self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
             }
-            let chunk = Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), told, number };
+            let chunk =
+                Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), message_count, number };
             self.lane.append(&chunk, &payload, &mut self.batch);
             self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
             Some(())
@@ -363,8 +364,8 @@ impl Driver {
     fn append_repair(&mut self, number: u64, block: Block, which: u32) -> Option<()> {
         let (common, symbol) = self.copies.repair(block, which)?;
         let kind = Kind::Repair(Repair::new(block, which, common, &symbol));
-        let told = self.told();
-        self.lane.append(&Datagram { kind, covered: false, told, number }, &symbol, &mut self.batch);
+        let message_count = self.awaited();
+        self.lane.append(&Datagram { kind, covered: false, message_count, number }, &symbol, &mut self.batch);
         self.stats.repair.fetch_add(1, Relaxed);
         Some(())
     }

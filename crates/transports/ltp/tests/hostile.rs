@@ -29,8 +29,8 @@ async fn socket_to(port: &[u8]) -> UdpSocket {
     socket
 }
 
-fn datagram(key: &[u8], kind: u8, told: u8, number: u64, rest: &[u8]) -> Vec<u8> {
-    [key, &[kind, 0, told, 0, 0, 0, 0, 0], &number.to_le_bytes(), rest].concat()
+fn datagram(key: &[u8], kind: u8, message_count: u8, number: u64, rest: &[u8]) -> Vec<u8> {
+    [key, &[kind, 0, message_count, 0, 0, 0, 0, 0], &number.to_le_bytes(), rest].concat()
 }
 
 /// Makes chunk `index` of 100. Each chunk has 10 bytes.
@@ -137,7 +137,7 @@ async fn only_what_was_sent_can_be_acknowledged() {
         tokio::select! {
             biased;
             sent = &mut sending => panic!("{sent:?} before it was acknowledged"),
-            came = peer.down.recv(&mut bytes) => assert!(came.unwrap() > 32),
+            outcome = peer.down.recv(&mut bytes) => assert!(outcome.unwrap() > 32),
         }
     }
     for lie in [ack(1 << 40, &[1 << 30]), ack(1_000, &[1_000]), ack(5, &[1, 0, 1]), ack(2, &[3])] {
@@ -225,7 +225,7 @@ async fn repair_packets_follow_what_they_can_rebuild() {
         let length = tokio::select! {
             biased;
             sent = &mut sending => panic!("{sent:?} before it was acknowledged"),
-            came = peer.down.recv(&mut bytes) => came.unwrap(),
+            outcome = peer.down.recv(&mut bytes) => outcome.unwrap(),
         };
         let kinds = [
             if number < 10 {
@@ -252,8 +252,8 @@ async fn repair_packets_follow_what_they_can_rebuild() {
     let size = 17 + CHUNK as usize;
     let shape = ObjectTransmissionInformation::new(10 * size as u64, size as u16, 1, 1, 1);
     let lost = [3, 7];
-    let came = (0..).zip(&symbols).filter(|(at, _)| !lost.contains(at));
-    let packets = came.map(|(at, symbol)| EncodingPacket::new(PayloadId::new(0, at), symbol.clone()));
+    let arrived = (0..).zip(&symbols).filter(|(at, _)| !lost.contains(at));
+    let packets = arrived.map(|(at, symbol)| EncodingPacket::new(PayloadId::new(0, at), symbol.clone()));
     let rebuilt = SourceBlockDecoder::new(0, &shape, 10 * size as u64).decode(packets).unwrap();
     assert_eq!(rebuilt, symbols[..10].concat());
     let all = [&[0, 0, 0][..], &15_u32.to_le_bytes()].concat();

@@ -16,7 +16,7 @@ use common::{link, listen, small};
 
 const UPDATE: u64 = 4 << 20;
 
-fn told(settings: &[(&str, u64)]) -> Options {
+fn options_with(settings: &[(&str, u64)]) -> Options {
     let set = |own: Settings, &(name, value): &(&str, u64)| own.with(name, Value::Number(value));
     Options { own: settings.iter().fold(Settings::default(), set), ..small() }
 }
@@ -78,28 +78,31 @@ async fn what_comes(client: &Arc<dyn Link>, server: &Arc<dyn Link>, source: &Are
     client.send_control(Bytes::from_static(b"end")).await.unwrap();
     assert_eq!(pump.next().await.unwrap(), "end");
     recorder.check(source);
-    let came = recorder.seen().ranges.clone();
-    came
+    let received = recorder.seen().ranges.clone();
+    received
 }
 
 /// The receiver's deadline passes while nobody receives: chunks that were not sent by then are not sent any
 /// more, except critical ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
-    let options = told(&[("deadline_ms", 1)]);
+    let options = options_with(&[("deadline_ms", 1)]);
     let listener = listen(&Ltp, &options).await;
     let (client, server) = link(&*listener, &options).await;
     let source = pattern(64 << 20, 3);
-    let came = what_comes(&client, &server, &source).await;
-    assert!(came.bytes() < source.len(), "64 MiB came within a millisecond");
+    let received = what_comes(&client, &server, &source).await;
+    assert!(received.bytes() < source.len(), "64 MiB came within a millisecond");
     let last = Range::new(source.len() - 1, source.len());
-    assert!(came.covers(Range::new(0, 1)) && came.covers(last), "the first and last chunk are critical");
+    assert!(
+        received.covers(Range::new(0, 1)) && received.covers(last),
+        "the first and last chunk are critical"
+    );
 }
 
 /// The same with tensors that the session has declared critical.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_deadline_tensors_that_are_critical_still_come() {
-    let options = told(&[("deadline_ms", 1)]);
+    let options = options_with(&[("deadline_ms", 1)]);
     let listener = listen(&Ltp, &options).await;
     let (client, server) = link(&*listener, &options).await;
     let layout =
@@ -107,10 +110,10 @@ async fn after_the_deadline_tensors_that_are_critical_still_come() {
     let allowances = [20, 40, 63].map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
     client.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()));
     let source = pattern(layout.bytes(), 3);
-    let came = what_comes(&client, &server, &source).await;
-    assert!(came.bytes() < source.len() / 2, "{} MiB came within a millisecond", came.bytes() >> 20);
+    let received = what_comes(&client, &server, &source).await;
+    assert!(received.bytes() < source.len() / 2, "{} MiB came within a millisecond", received.bytes() >> 20);
     for tensor in [20, 40, 63] {
-        assert!(came.covers(layout.tensors()[tensor].range()), "tensor {tensor} is critical");
+        assert!(received.covers(layout.tensors()[tensor].range()), "tensor {tensor} is critical");
     }
 }
 

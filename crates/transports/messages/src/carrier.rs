@@ -13,7 +13,7 @@
 //! | [`Carrier::flush`] | nothing to ask | PUBACK, PUBCOMP | publisher confirms |
 //! | [`Letter::receipt`] | none | PUBACK, PUBREC | the acknowledgement, within the prefetch |
 //! | [`Carrier::publish_kept`] | no | a retained message, a topic each | no |
-//! | [`Event::Gone`] | the connection's end | last will | a mandatory message that comes back |
+//! | [`Event::Departed`] | the connection's end | last will | a mandatory message that comes back |
 
 use std::any::Any;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub trait Carrier: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] with the reason, if the carrier has ended. An absent reader is no error: the
-    /// message is lost, and [`Event::Gone`] reports the reader's end if the protocol can.
+    /// message is lost, and [`Event::Departed`] reports the reader's end if the protocol can.
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64>;
 
     /// Whether [`Carrier::publish_shared`] keeps a reference to the body. If so, all sends of a chunk share
@@ -251,7 +251,7 @@ pub enum Event {
     Letter(Letter),
     /// A reader is gone: a member, or the listener if this is a member's carrier. Nobody reads messages that
     /// are published to it.
-    Gone {
+    Departed {
         /// The reader's mailbox.
         mailbox: Mailbox,
         /// The reason, for people.

@@ -51,9 +51,9 @@ fn is_to_be_kept(office: &Office, update: &Outgoing) -> bool {
 
 /// Sends `update` to `members`, all of this carrier. Calls `done` once for each, with its index.
 pub(crate) async fn send(office: &Office, members: Vec<Arc<LinkState>>, update: &Outgoing, done: Done<'_>) {
-    let told: Vec<AtomicBool> = members.iter().map(|_| AtomicBool::new(false)).collect();
+    let notified: Vec<AtomicBool> = members.iter().map(|_| AtomicBool::new(false)).collect();
     let tell = |index: usize, outcome| {
-        told[index].store(true, Ordering::Relaxed);
+        notified[index].store(true, Ordering::Relaxed);
         done(index, outcome);
     };
     tokio::select! {
@@ -61,8 +61,8 @@ pub(crate) async fn send(office: &Office, members: Vec<Arc<LinkState>>, update: 
         () = update.cancel().cancelled() => {}
         () = Sending::new(office, members, update, &tell).run() => {}
     }
-    for (index, told) in told.iter().enumerate() {
-        if !told.load(Ordering::Relaxed) {
+    for (index, notified) in notified.iter().enumerate() {
+        if !notified.load(Ordering::Relaxed) {
             done(index, Err(SendReport::cancelled()));
         }
     }

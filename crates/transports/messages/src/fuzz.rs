@@ -1,7 +1,7 @@
 //! Properties that hold for any message. libFuzzer checks them, and so does the test below.
 
 use crate::envelope::{decode, encode};
-use crate::shelf::Told;
+use crate::shelf::ReportedChunks;
 use crate::HEAD_BYTES;
 
 /// Decoding a head either fails, or encoding the result gives a head that decodes to the same.
@@ -11,7 +11,7 @@ pub fn envelope(bytes: &[u8]) {
     let again = encode(tag, &kind);
     assert_eq!(decode(&again), Some((tag, kind, head)));
     // Any bytes can be read as a list of held chunks.
-    let _ = Told::read(&bytes[head..]).has(u64::MAX);
+    let _ = ReportedChunks::read(&bytes[head..]).has(u64::MAX);
 }
 
 #[cfg(test)]

@@ -67,13 +67,13 @@ pub(crate) enum Verdict {
 
 /// The receive queue. It holds no more than this end has granted.
 pub(crate) struct Intake {
-    ledger: Mutex<Came>,
+    ledger: Mutex<Arrivals>,
     put: mpsc::UnboundedSender<Item>,
     get: tokio::sync::Mutex<Inbox>,
 }
 
 /// The numbers and the credit of the messages that have arrived.
-struct Came {
+struct Arrivals {
     /// Number of the last control message, of the last chunk to this end, and of the last chunk to the group.
     control: u64,
     bulk: u64,
@@ -102,7 +102,7 @@ impl Intake {
         open: bool,
     ) -> Self {
         let (put, get) = mpsc::unbounded_channel();
-        let came = Came {
+        let arrivals = Arrivals {
             control: 0,
             bulk: 0,
             group,
@@ -116,7 +116,7 @@ impl Intake {
             open,
         };
         let get = tokio::sync::Mutex::new(Inbox { items: get, part: None, ended: false });
-        Self { ledger: Mutex::new(came), put, get }
+        Self { ledger: Mutex::new(arrivals), put, get }
     }
 
     /// The other end was admitted and may use its windows.
@@ -126,8 +126,8 @@ impl Intake {
 
     /// Total cost granted for chunks, and for control messages.
     pub(crate) fn granted(&self) -> (u64, u64) {
-        let came = lock(&self.ledger);
-        (came.bulk_allowance.granted(), came.control_allowance.granted())
+        let arrivals = lock(&self.ledger);
+        (arrivals.bulk_allowance.granted(), arrivals.control_allowance.granted())
     }
 
     /// Locks the receiving end of the queue; one task receives at a time.
@@ -143,9 +143,9 @@ impl Intake {
 
     /// Queues the announcement of an update.
     pub(crate) fn begins(&self, chunk: ChunkHeader) {
-        let mut came = lock(&self.ledger);
-        if came.announcements < ANNOUNCEMENTS {
-            came.announcements += 1;
+        let mut arrivals = lock(&self.ledger);
+        if arrivals.announcements < ANNOUNCEMENTS {
+            arrivals.announcements += 1;
             let _ = self.put.send(Item::Begins(chunk));
         }
     }
@@ -158,11 +158,11 @@ impl Intake {
         header: FrameHeader,
         payload: Bytes,
     ) -> Verdict {
-        let mut came = lock(&self.ledger);
-        if let Err(verdict) = in_order(&mut came.bulk, lossy, numbers, "chunks") {
+        let mut arrivals = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut arrivals.bulk, lossy, numbers, "chunks") {
             return verdict;
         }
-        self.accept(&mut came, lossy, header, payload)
+        self.accept(&mut arrivals, lossy, header, payload)
     }
 
     /// Processes a chunk to the group. `chunk` is `None` if it addresses only other members.
@@ -172,40 +172,40 @@ impl Intake {
         numbers: (u64, u64),
         chunk: Option<(FrameHeader, Bytes)>,
     ) -> Verdict {
-        let mut came = lock(&self.ledger);
-        if let Err(verdict) = in_order(&mut came.group, lossy, numbers, "chunks to the group") {
+        let mut arrivals = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut arrivals.group, lossy, numbers, "chunks to the group") {
             return verdict;
         }
-        chunk.map_or(Verdict::Fine, |(header, payload)| self.accept(&mut came, lossy, header, payload))
+        chunk.map_or(Verdict::Fine, |(header, payload)| self.accept(&mut arrivals, lossy, header, payload))
     }
 
     /// Processes a chunk that names a retained payload which this end does not hold. The chunk stays a hole;
     /// its credit is returned.
     pub(crate) fn missing(&self, lossy: bool, numbers: (u64, u64), length: u64) -> Verdict {
-        let mut came = lock(&self.ledger);
-        if let Err(verdict) = in_order(&mut came.bulk, lossy, numbers, "chunks") {
+        let mut arrivals = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut arrivals.bulk, lossy, numbers, "chunks") {
             return verdict;
         }
         let cost = chunk_cost(length);
-        came.seen = came.seen.saturating_add(cost);
-        came.taken = came.taken.saturating_add(cost);
-        if came.bulk_allowance.take_in(cost) {
+        arrivals.seen = arrivals.seen.saturating_add(cost);
+        arrivals.taken = arrivals.taken.saturating_add(cost);
+        if arrivals.bulk_allowance.take_in(cost) {
             Verdict::Grant
         } else {
             Verdict::Fine
         }
     }
 
-    fn accept(&self, came: &mut Came, lossy: bool, header: FrameHeader, payload: Bytes) -> Verdict {
+    fn accept(&self, arrivals: &mut Arrivals, lossy: bool, header: FrameHeader, payload: Bytes) -> Verdict {
         let length = payload.len() as u64;
-        if !came.open {
+        if !arrivals.open {
             return Verdict::Corrupt("a chunk from a peer that has not proved who it is".into());
         }
         if length != header.length() as u64 {
             return Verdict::Corrupt(format!("{length} bytes in a chunk that says {}", header.length()));
         }
-        came.seen = came.seen.saturating_add(chunk_cost(length));
-        let (waiting, window) = (came.seen - came.taken, came.bulk_allowance.window());
+        arrivals.seen = arrivals.seen.saturating_add(chunk_cost(length));
+        let (waiting, window) = (arrivals.seen - arrivals.taken, arrivals.bulk_allowance.window());
         // With a lossy carrier, messages of different grades may overtake each other. So a chunk may arrive
         // after it was counted as lost, and up to two windows may wait.
         if waiting > if lossy { 2 * window } else { window } {
@@ -217,37 +217,38 @@ impl Intake {
 
     /// Processes a part of a control message.
     pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Fragment) -> Verdict {
-        let mut came = lock(&self.ledger);
-        if number <= came.control {
+        let mut arrivals = lock(&self.ledger);
+        if number <= arrivals.control {
             // Drop a duplicate.
             return Verdict::Fine;
         }
-        if number != came.control + 1 {
-            let lost = number - came.control - 1;
+        if number != arrivals.control + 1 {
+            let lost = number - arrivals.control - 1;
             return Verdict::Lost(format!("{lost} control messages were lost on the way"));
         }
-        came.control = number;
-        came.control_waiting += Fragment::cost(part.bytes.len());
-        let window = if came.open { came.control_allowance.window() } else { UNAUTHENTICATED_PEER_WINDOW };
-        let waiting = came.control_waiting;
+        arrivals.control = number;
+        arrivals.control_waiting += Fragment::cost(part.bytes.len());
+        let window =
+            if arrivals.open { arrivals.control_allowance.window() } else { UNAUTHENTICATED_PEER_WINDOW };
+        let waiting = arrivals.control_waiting;
         if waiting > window {
             return Verdict::Corrupt(format!(
                 "control messages of {waiting} bytes under way; {window} were granted"
             ));
         }
-        let verdict = came.reconcile(lossy, before);
+        let verdict = arrivals.reconcile(lossy, before);
         let _ = self.put.send(Item::Control(part));
         verdict
     }
 
     /// Processes the other end's state.
     pub(crate) fn ledger(&self, lossy: bool, ledger: &Ledger) -> Verdict {
-        let mut came = lock(&self.ledger);
-        if ledger.control > came.control {
-            let lost = ledger.control - came.control;
+        let mut arrivals = lock(&self.ledger);
+        if ledger.control > arrivals.control {
+            let lost = ledger.control - arrivals.control;
             return Verdict::Lost(format!("{lost} control messages were lost on the way"));
         }
-        came.reconcile(lossy, &ledger.before)
+        arrivals.reconcile(lossy, &ledger.before)
     }
 
     /// Notes that the application has taken an announcement.
@@ -257,18 +258,18 @@ impl Intake {
 
     /// Notes that the application has taken a chunk. Returns whether a grant is due.
     pub(crate) fn take_chunk(&self, length: usize) -> bool {
-        let mut came = lock(&self.ledger);
+        let mut arrivals = lock(&self.ledger);
         let cost = chunk_cost(length as u64);
-        came.taken += cost;
-        came.bulk_allowance.take_in(cost)
+        arrivals.taken += cost;
+        arrivals.bulk_allowance.take_in(cost)
     }
 
     /// Notes that the application has taken a part of a control message. Returns whether a grant is due.
     pub(crate) fn take_control(&self, length: usize) -> bool {
-        let mut came = lock(&self.ledger);
+        let mut arrivals = lock(&self.ledger);
         let cost = Fragment::cost(length);
-        came.control_waiting -= cost;
-        came.control_allowance.take_in(cost)
+        arrivals.control_waiting -= cost;
+        arrivals.control_allowance.take_in(cost)
     }
 }
 
@@ -285,7 +286,7 @@ fn in_order(last: &mut u64, lossy: bool, (number, previous): (u64, u64), what: &
     Ok(())
 }
 
-impl Came {
+impl Arrivals {
     /// Compares what the other end has sent with what has arrived. If a published chunk is missing, the link
     /// breaks, unless the carrier is lossy. Otherwise the credit of missing chunks is returned: they were
     /// lost, or cancelled while they were published, and will never arrive.

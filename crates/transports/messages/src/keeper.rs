@@ -66,7 +66,7 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
                 if shared.ends.carrier.held().is_some() {
                     // The broker delays messages, so silence does not mean that the other end is gone.
                     shared.hear(0);
-                } else if shared.heard().elapsed() > SILENCE {
+                } else if shared.last_arrival().elapsed() > SILENCE {
                     shared.end(&format!("nothing was heard of the other end for {} s", SILENCE.as_secs()));
                 }
             }

@@ -33,7 +33,7 @@ const BACKLOG: usize = 2048;
 /// ignored.
 const ANSWERS: usize = 16;
 /// Number of members that the listener remembers having turned away. It does not answer them again.
-const TOLD: usize = 64;
+const TURNED_AWAY: usize = 64;
 /// Cost of chunks that a listener grants to all members together.
 const BUDGET: u64 = 64 << 20;
 /// Least cost of chunks that it grants to one member.
@@ -45,13 +45,13 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 
 /// The capabilities of links over a carrier.
 pub(crate) fn capabilities(post: &dyn Post, nature: &Nature) -> Capabilities {
-    let said = post.capabilities();
+    let offered = post.capabilities();
     let room = u32::try_from(nature.max_message.saturating_sub(HEAD_BYTES)).unwrap_or(u32::MAX);
     Capabilities {
-        reliable: said.reliable && !nature.lossy,
-        fan_out: said.fan_out && nature.group,
-        max_chunk: said.max_chunk.min(room),
-        ..said
+        reliable: offered.reliable && !nature.lossy,
+        fan_out: offered.fan_out && nature.group,
+        max_chunk: offered.max_chunk.min(room),
+        ..offered
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Office {
     pub certain: Arc<AtomicU64>,
     pub moved: Arc<Notify>,
     pub kept: Arc<Mutex<Kept>>,
-    told: Mutex<VecDeque<MemberId>>,
+    turned_away: Mutex<VecDeque<MemberId>>,
     answers: Arc<Semaphore>,
 }
 
@@ -143,7 +143,7 @@ async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<O
         certain: Arc::default(),
         moved: Arc::default(),
         kept: Arc::default(),
-        told: Mutex::default(),
+        turned_away: Mutex::default(),
         answers: Arc::new(Semaphore::new(ANSWERS)),
     })
 }
@@ -203,13 +203,13 @@ impl Office {
     /// Tells a member, once, that it has no link here.
     fn turn_away(self: &Arc<Self>, tag: Tag, why: &'static str) {
         let Ok(permit) = self.answers.clone().try_acquire_owned() else { return };
-        let mut told = lock(&self.told);
-        if told.contains(&tag.member) {
+        let mut turned_away = lock(&self.turned_away);
+        if turned_away.contains(&tag.member) {
             return;
         }
-        told.push_back(tag.member);
-        if told.len() > TOLD {
-            told.pop_front();
+        turned_away.push_back(tag.member);
+        if turned_away.len() > TURNED_AWAY {
+            turned_away.pop_front();
         }
         let office = self.clone();
         tokio::spawn(async move {
@@ -251,12 +251,12 @@ impl Hub {
 
     /// Opens a carrier at the same address and tries until it succeeds. `None` once the listener was dropped.
     async fn reopen(&self) -> Option<Office> {
-        let (mut pause, mut said) = (PAUSES.0, String::new());
+        let (mut pause, mut logged) = (PAUSES.0, String::new());
         while !self.is_deaf() {
             match open(&*self.post, &self.address, &self.options).await {
                 Ok(office) => return Some(office),
-                Err(error) if error.to_string() != said => {
-                    said = error.to_string();
+                Err(error) if error.to_string() != logged => {
+                    logged = error.to_string();
                     // `accept` reports why there are no links. If its queue is full, this report is dropped.
                     let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
                 }
@@ -284,12 +284,12 @@ impl Hub {
             };
             match event {
                 Ok(Event::Letter(letter)) => self.take(office, &letter),
-                Ok(Event::Gone { mailbox: Mailbox::Member(member), why }) => {
+                Ok(Event::Departed { mailbox: Mailbox::Member(member), why }) => {
                     if let Some(entry) = lock(&office.links).get(&member) {
                         entry.shared.end(&why);
                     }
                 }
-                Ok(Event::Gone { .. }) => {}
+                Ok(Event::Departed { .. }) => {}
                 Ok(Event::Refused(error)) => {
                     // If the queue is full, the report of a refused connection is dropped.
                     let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
@@ -403,7 +403,7 @@ impl Hub {
 fn give_out(office: &Office, member: MemberId) {
     let waiting = lock(&office.links).get_mut(&member).and_then(|entry| entry.waiting.take());
     if let Some(Waiting { link, place, unauthenticated_peer }) = waiting {
-        unauthenticated_peer.iter().for_each(UnauthenticatedPeer::heard);
+        unauthenticated_peer.iter().for_each(UnauthenticatedPeer::progressed);
         place.send(Box::pin(std::future::ready(Ok(link as Arc<dyn Link>))));
     }
 }

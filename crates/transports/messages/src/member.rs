@@ -13,7 +13,7 @@ use crate::envelope::{decode, encode, Kind, Tag};
 use crate::keeper::{keep, AGAIN};
 use crate::link::MessageLink;
 use crate::listener::{capabilities, window, MAX_WINDOW};
-use crate::receive::{dispatch, said};
+use crate::receive::{dispatch, printable};
 use crate::secret::Half;
 use crate::shared::{lock, Ends, LinkState};
 use crate::shelf::Shelf;
@@ -33,8 +33,8 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
     let capabilities = capabilities(post, &carrier.nature());
     let window = window(&carrier.nature(), &capabilities);
     let hello = Hello { address, carrier: &carrier, member, half: &half, window };
-    let asked = tokio::time::timeout_at(deadline, hello.ask()).await;
-    let (welcome, shelf) = asked.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
+    let answer = tokio::time::timeout_at(deadline, hello.ask()).await;
+    let (welcome, shelf) = answer.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
     let tag = Tag { instance: welcome.instance, member };
     let halves = [half.public, welcome.key];
     let binding = half.agree(&welcome.key, tag, halves)?;
@@ -104,8 +104,8 @@ impl Hello<'_> {
     fn answer(&self, event: Event, shelf: &mut Shelf) -> Result<Option<Welcome>> {
         let letter = match event {
             Event::Letter(letter) => letter,
-            Event::Gone { mailbox: Mailbox::Listener, why } => return Err(nobody(self.address, &why)),
-            Event::Gone { .. } => return Ok(None),
+            Event::Departed { mailbox: Mailbox::Listener, why } => return Err(nobody(self.address, &why)),
+            Event::Departed { .. } => return Ok(None),
             Event::Refused(error) => return Err(error),
         };
         match decode(&letter.bytes) {
@@ -115,7 +115,7 @@ impl Hello<'_> {
                 Ok(Some(Welcome { instance, slot, group, window, key }))
             }
             Some((tag, Kind::Bye, head)) if tag.member == self.member => {
-                Err(nobody(self.address, &said(&letter.behind(head).unwrap_or_default())))
+                Err(nobody(self.address, &printable(&letter.behind(head).unwrap_or_default())))
             }
             Some((tag, Kind::GroupChunk { number, header, kept: true, .. }, head)) => {
                 shelf.hear(letter.wire);
@@ -138,14 +138,14 @@ fn nobody(address: &Address, why: &str) -> Error {
 /// Tells the listener which retained chunks this member holds. This is the first message on the link.
 async fn tell(shared: &LinkState, shelf: Shelf) {
     shared.hear(shelf.wire());
-    let told = shelf.told(shared.nature.max_message - HEAD_BYTES);
-    if told.is_empty() {
+    let report = shelf.report(shared.nature.max_message - HEAD_BYTES);
+    if report.is_empty() {
         return;
     }
     *lock(&shared.shelf) = shelf;
     let _turn = shared.turn.lock().await;
     // An error has ended the link.
-    let _ = shared.publish(&Kind::Holds, &told).await;
+    let _ = shared.publish(&Kind::Holds, &report).await;
 }
 
 /// Reads the carrier until the link has ended, then closes the carrier.
@@ -160,8 +160,8 @@ async fn serve(shared: Arc<LinkState>) {
         };
         match event {
             Ok(Event::Letter(letter)) => take(&shared, &letter),
-            Ok(Event::Gone { mailbox: Mailbox::Listener, why }) => shared.end(&why),
-            Ok(Event::Gone { .. } | Event::Refused(_)) => {}
+            Ok(Event::Departed { mailbox: Mailbox::Listener, why }) => shared.end(&why),
+            Ok(Event::Departed { .. } | Event::Refused(_)) => {}
             Err(error) => shared.end(&error.reason()),
         }
     }

@@ -11,7 +11,7 @@ use thalweg_wire::Kind::Control;
 use crate::envelope::Kind;
 use crate::intake::{Fragment, Item, Verdict};
 use crate::shared::{lock, LinkState};
-use crate::shelf::Told;
+use crate::shelf::ReportedChunks;
 use crate::{Letter, Mailbox};
 
 const RECEIVE: &str = "receive";
@@ -46,7 +46,7 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
             }
         }
         Kind::Holds if !member => {
-            *lock(&shared.told) = Told::read(&body);
+            *lock(&shared.reported_chunks) = ReportedChunks::read(&body);
             Verdict::Fine
         }
         Kind::Control { number, before, total, offset, checksum } => {
@@ -56,7 +56,7 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
             shared.settle(&ledger);
             shared.intake.ledger(lossy, &ledger)
         }
-        Kind::Bye => return shared.end(&format!("the other end has closed the link ({})", said(&body))),
+        Kind::Bye => return shared.end(&format!("the other end has closed the link ({})", printable(&body))),
         // The listener has not received a message of this member yet: send one.
         Kind::Welcome { .. } if member => Verdict::Grant,
         _ => Verdict::Fine,
@@ -81,7 +81,7 @@ fn begins(shared: &LinkState, header: &FrameHeader) -> Verdict {
 }
 
 /// Makes text from the other end fit for an error message: short, and without control characters.
-pub(crate) fn said(body: &[u8]) -> String {
+pub(crate) fn printable(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
     text.chars().filter(|c| !c.is_control()).collect()
 }

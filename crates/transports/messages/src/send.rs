@@ -130,7 +130,8 @@ async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, fir
     let (number, previous) = (numbers.bulk, numbers.certain);
     credit.keep();
     shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
-    let held = lock(&shared.ends.kept).number(&header).filter(|group| lock(&shared.told).has(*group));
+    let held =
+        lock(&shared.ends.kept).number(&header).filter(|group| lock(&shared.reported_chunks).has(*group));
     wire += if let Some(group) = held {
         let kind = Kind::KeptChunk { number, previous, group, header };
         shared.publish(&kind, &[]).await.map_err(|_| shared.closed(UPDATE))?

@@ -10,7 +10,7 @@ use tokio::sync::{watch, Notify};
 use crate::credit::{Allowance, Credit};
 use crate::envelope::{encode, Before, Kind, Ledger, Tag};
 use crate::intake::Intake;
-use crate::shelf::{Kept, Shelf, Told};
+use crate::shelf::{Kept, ReportedChunks, Shelf};
 use crate::{Care, Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
 
 /// Whether a link has ended, and whether its messages can still be received.
@@ -74,13 +74,13 @@ pub(crate) struct LinkState {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
-    heard: Mutex<Instant>,
+    last_arrival: Mutex<Instant>,
     /// Bytes published to the group but not for this member, since a message of it last arrived.
     pub passed: AtomicU64,
     /// At a member: the retained chunks that the member holds.
     pub shelf: Mutex<Shelf>,
     /// At the listener: the retained chunks that the member has reported to hold.
-    pub told: Mutex<Told>,
+    pub reported_chunks: Mutex<ReportedChunks>,
     state: watch::Sender<State>,
     why: OnceLock<Error>,
     /// Whether the other end has confirmed the link.
@@ -109,10 +109,10 @@ impl LinkState {
             sent: zero(),
             received: zero(),
             copied: zero(),
-            heard: Mutex::new(Instant::now()),
+            last_arrival: Mutex::new(Instant::now()),
             passed: zero(),
             shelf: Mutex::default(),
-            told: Mutex::default(),
+            reported_chunks: Mutex::default(),
             state: watch::Sender::new(State::Open),
             why: OnceLock::new(),
             ready: watch::Sender::new(false),
@@ -231,13 +231,13 @@ impl LinkState {
     /// Notes that a message of `wire` bytes arrived.
     pub(crate) fn hear(&self, wire: u64) {
         self.received.fetch_add(wire, Ordering::Relaxed);
-        *lock(&self.heard) = Instant::now();
+        *lock(&self.last_arrival) = Instant::now();
         self.passed.store(0, Ordering::Relaxed);
     }
 
     /// When the last message arrived.
-    pub(crate) fn heard(&self) -> Instant {
-        *lock(&self.heard)
+    pub(crate) fn last_arrival(&self) -> Instant {
+        *lock(&self.last_arrival)
     }
 
     /// What this end sent before the message that it is about to publish. The caller holds `turn`.

@@ -67,7 +67,7 @@ impl Shelf {
     }
 
     /// Encodes the numbers of the chunks as ranges, in at most `most` bytes. Empty if no chunk is held.
-    pub(crate) fn told(&self, most: usize) -> Vec<u8> {
+    pub(crate) fn report(&self, most: usize) -> Vec<u8> {
         let mut stretches: Vec<(u64, u64)> = Vec::new();
         for &number in self.chunks.keys() {
             match stretches.last_mut() {
@@ -85,10 +85,10 @@ impl Shelf {
 
 /// The numbers of the chunks that a member has reported to hold.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Vec<RangeInclusive<u64>>);
+pub(crate) struct ReportedChunks(Vec<RangeInclusive<u64>>);
 
-impl Told {
-    /// Decodes the output of [`Shelf::told`]. Other bytes give meaningless ranges, but never more than
+impl ReportedChunks {
+    /// Decodes the output of [`Shelf::report`]. Other bytes give meaningless ranges, but never more than
     /// [`STRETCHES`].
     pub(crate) fn read(body: &[u8]) -> Self {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
@@ -137,14 +137,14 @@ mod tests {
         shelf.put(8, 7, &header(0, 2, 0), Bytes::from_static(b"ab"));
         let mut shelf = shelf.of(7, 8);
         assert_eq!(shelf.bytes, 6);
-        let told = Told::read(&shelf.told(1 << 10));
-        let held: Vec<u64> = (0..12).filter(|number| told.has(*number)).collect();
+        let reported = ReportedChunks::read(&shelf.report(1 << 10));
+        let held: Vec<u64> = (0..12).filter(|number| reported.has(*number)).collect();
         assert_eq!(held, [3, 4, 5]);
         assert_eq!(shelf.take(4).unwrap(), "ab");
         assert!(shelf.take(4).is_none() && shelf.take(9).is_none());
-        assert_eq!(Told::read(&shelf.told(17)).0, [3..=3], "what does not fit is not told");
+        assert_eq!(ReportedChunks::read(&shelf.report(17)).0, [3..=3], "what does not fit is not reported");
         shelf.clear();
-        assert!(shelf.told(1 << 10).is_empty() && shelf.bytes == 0);
+        assert!(shelf.report(1 << 10).is_empty() && shelf.bytes == 0);
     }
 
     #[test]
@@ -158,9 +158,9 @@ mod tests {
     #[test]
     fn nonsense_from_a_member_is_no_number() {
         for body in [&b""[..], b"short", &[0xff; 40], &[0; 15]] {
-            assert!(!Told::read(body).has(17));
+            assert!(!ReportedChunks::read(body).has(17));
         }
-        assert_eq!(Told::read(&[0; STRETCH * (STRETCHES + 9)]).0.len(), STRETCHES);
+        assert_eq!(ReportedChunks::read(&[0; STRETCH * (STRETCHES + 9)]).0.len(), STRETCHES);
     }
 
     #[test]

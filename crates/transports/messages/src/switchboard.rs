@@ -240,7 +240,7 @@ impl Board {
         }
         office.unplug(whose);
         for inbox in hears.into_iter().filter(|_| self.habits.tells_end) {
-            let _ = inbox.put.send(Event::Gone { mailbox: whose, why: "the member has hung up".into() });
+            let _ = inbox.put.send(Event::Departed { mailbox: whose, why: "the member has hung up".into() });
         }
     }
 }

@@ -15,7 +15,7 @@ fn address() -> Address {
 async fn read(carrier: &Arc<dyn Carrier>) -> Bytes {
     match carrier.next().await.unwrap() {
         Event::Letter(letter) => letter.bytes,
-        Event::Gone { why, .. } => Bytes::from(why),
+        Event::Departed { why, .. } => Bytes::from(why),
         Event::Refused(error) => panic!("{error}"),
     }
 }
@@ -64,15 +64,15 @@ async fn loses_and_repeats_by_seed() {
         }
         member.flush().await.unwrap();
         member.close().await;
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         while let Event::Letter(letter) = listener.next().await.unwrap() {
-            came.push(letter.bytes[5]);
+            received.push(letter.bytes[5]);
         }
-        came
+        received
     };
-    let came = run().await;
-    let twice = came.windows(2).filter(|pair| pair[0] == pair[1]).count();
-    let lost = (0..200).filter(|n| !came.contains(n)).count();
+    let received = run().await;
+    let twice = received.windows(2).filter(|pair| pair[0] == pair[1]).count();
+    let lost = (0..200).filter(|n| !received.contains(n)).count();
     assert!((20..60).contains(&lost) && (8..30).contains(&twice), "{lost} lost, {twice} twice");
-    assert_eq!(came, run().await);
+    assert_eq!(received, run().await);
 }

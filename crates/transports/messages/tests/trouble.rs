@@ -129,8 +129,12 @@ async fn where_chunks_may_be_lost_they_are_holes() {
     let report = server.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
     server.send_control(Bytes::from_static(b"that was all")).await.unwrap();
     assert_eq!(pump.next().await.unwrap(), "that was all");
-    let came = recorder.seen().ranges.bytes();
-    assert!(came > report.payload / 2 && came < report.payload * 7 / 10, "{came} of {}", report.payload);
+    let received = recorder.seen().ranges.bytes();
+    assert!(
+        received > report.payload / 2 && received < report.payload * 7 / 10,
+        "{received} of {}",
+        report.payload
+    );
     recorder.check(&source);
 }
 

@@ -124,19 +124,19 @@ impl MqttCarrier {
 async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedSemaphorePermit)>) {
     let room = Arc::new(Semaphore::new(MAIL_BYTES as usize));
     loop {
-        let came = tokio::select! {
+        let received = tokio::select! {
             biased;
             _ = core.outbox.ended("receive") => return,
-            came = inbox.next() => came,
+            received = inbox.next() => received,
         };
-        let came = match came {
-            Ok(came) => came,
+        let received = match received {
+            Ok(received) => received,
             Err(error) if error.kind() == ErrorKind::Corrupt => return core.outbox.end(&error.reason()),
             Err(error) => return core.outbox.lose(&error.reason()),
         };
-        let bytes = came.1.min(MAIL_BYTES.into()) as u32;
-        let taken = core.take(came.0, came.1);
-        core.outbox.heard();
+        let bytes = received.1.min(MAIL_BYTES.into()) as u32;
+        let taken = core.take(received.0, received.1);
+        core.outbox.note_arrival();
         match taken {
             Ok(None) => {}
             Ok(Some(seen)) => {
@@ -224,9 +224,9 @@ impl Core {
                 })))
             }
             (Purpose::Here, _) => self.presence(payload),
-            (Purpose::Gone(member), Side::Listener) => {
+            (Purpose::Goodbye(member), Side::Listener) => {
                 let why = format!("it {}", String::from_utf8_lossy(&payload[..payload.len().min(200)]));
-                Some(Seen::Event(Event::Gone { mailbox: Mailbox::Member(member), why }))
+                Some(Seen::Event(Event::Departed { mailbox: Mailbox::Member(member), why }))
             }
             _ => None,
         }
@@ -246,7 +246,7 @@ impl Core {
             Side::Member(_) => {
                 let why =
                     if who.is_empty() { "the listener has left the broker" } else { "another listener came" };
-                Some(Seen::Event(Event::Gone { mailbox: Mailbox::Listener, why: why.into() }))
+                Some(Seen::Event(Event::Departed { mailbox: Mailbox::Listener, why: why.into() }))
             }
             // Another server tried to take the name, and its last will cleared the message. This listener is
             // still here, so publish the message again.
@@ -307,7 +307,7 @@ impl Core {
             }
             Side::Member(id) => {
                 self.put(
-                    &self.topics.gone(id),
+                    &self.topics.goodbye(id),
                     self.qos,
                     Retain::No,
                     text(crate::connect::HUNG_UP.as_bytes()),

@@ -76,7 +76,7 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
     let most = MAX_CHUNK as usize + HEAD_BYTES + SLACK;
     let will = match side {
         Side::Listener => (topics.here(), "", true),
-        Side::Member(id) => (topics.gone(id), VANISHED, false),
+        Side::Member(id) => (topics.goodbye(id), VANISHED, false),
     };
     let hello = Hello {
         client: &client,
@@ -256,7 +256,7 @@ async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
     }
     let own = Bytes::copy_from_slice(client.as_bytes());
     *carrier.core().listener.lock().unwrap_or_else(PoisonError::into_inner) = own;
-    let topics = vec![carrier.core().topics.mail(Mailbox::Listener), carrier.core().topics.all_gone()];
+    let topics = vec![carrier.core().topics.mail(Mailbox::Listener), carrier.core().topics.all_goodbyes()];
     subscribe(carrier, topics).await?;
     let here = Message { head: b"", body: client.as_bytes(), care: Care::Control };
     carrier.core().put(&carrier.core().topics.here(), carrier.core().qos, Retain::Yes, here).await?;

@@ -52,9 +52,9 @@ impl Inbox {
             let whole = length(&self.buffer[..self.buffer.len().min(5)]).map_err(corrupt)?;
             match whole {
                 Some(whole) if whole > self.most => match too_long(&self.buffer).map_err(corrupt)? {
-                    Some(told) => {
+                    Some(found) => {
                         self.skip = whole;
-                        return Ok((told, whole as u64));
+                        return Ok((found, whole as u64));
                     }
                     None => self.fill(None).await?,
                 },

@@ -38,7 +38,7 @@ pub(crate) struct Outbox {
     /// Number of the first unacknowledged message, or of the next one if there is none.
     confirmed: watch::Sender<u64>,
     /// Whether something has arrived from the broker since the last keep-alive check.
-    spoke: AtomicBool,
+    arrived: AtomicBool,
     /// Whether the broker has stated the longest packet that it accepts.
     tells_limit: bool,
     end: watch::Sender<Option<String>>,
@@ -108,7 +108,7 @@ impl Outbox {
             inflight: Arc::new(Semaphore::new(0)),
             ledger: Mutex::default(),
             confirmed: watch::Sender::new(0),
-            spoke: AtomicBool::new(true),
+            arrived: AtomicBool::new(true),
             tells_limit,
             end: watch::Sender::new(None),
         });
@@ -125,12 +125,12 @@ impl Outbox {
     pub(crate) async fn admit(&self, bytes: usize, confirmed: bool) -> Result<Admitted> {
         let wanted = u32::try_from(bytes).unwrap_or(ROOM).min(ROOM);
         let admitted = async {
-            let gone = |_| Error::closed("publish", "the outbox has gone");
+            let closed = |_| Error::closed("publish", "the outbox has gone");
             let inflight = match confirmed {
-                true => Some(Arc::clone(&self.inflight).acquire_owned().await.map_err(gone)?),
+                true => Some(Arc::clone(&self.inflight).acquire_owned().await.map_err(closed)?),
                 false => None,
             };
-            let room = Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(gone)?;
+            let room = Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(closed)?;
             Ok(Admitted { room, inflight })
         };
         tokio::select! {
@@ -247,8 +247,8 @@ impl Outbox {
     }
 
     /// Notes that something has arrived from the broker.
-    pub(crate) fn heard(&self) {
-        self.spoke.store(true, Ordering::Relaxed);
+    pub(crate) fn note_arrival(&self) {
+        self.arrived.store(true, Ordering::Relaxed);
     }
 
     /// Ends the connection; waiting calls fail with `why`. Packets queued before are still written, for at
@@ -312,11 +312,11 @@ impl Outbox {
     /// The keep-alive check, every half interval: sends a PINGREQ. Returns false if nothing has arrived for
     /// [`MAX_SILENT_CHECKS`] in a row.
     fn look(&self, silent: &mut u32) -> bool {
-        *silent = if self.spoke.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
+        *silent = if self.arrived.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
         let mut ledger = self.ledger();
         ledger.unanswered_pings.push_back(None);
-        let asked = self.put(Packet { bytes: Small::Ping.bytes(), _room: None });
-        *silent < MAX_SILENT_CHECKS && asked.is_ok()
+        let queued = self.put(Packet { bytes: Small::Ping.bytes(), _room: None });
+        *silent < MAX_SILENT_CHECKS && queued.is_ok()
     }
 }
 
@@ -340,8 +340,8 @@ async fn write(
                     break Some(format!("the broker has sent nothing for at least {seconds} s"));
                 }
             }
-            came = packets.recv_many(&mut batch, BATCH) => {
-                if came == 0 {
+            count = packets.recv_many(&mut batch, BATCH) => {
+                if count == 0 {
                     break None;
                 }
                 let written = tokio::select! {

@@ -291,13 +291,13 @@ fn read_v5(packet: v5::Packet) -> Result<Incoming, String> {
     use v5::{ConnectReturnCode as Code, Packet, PubAckReason, PubRecReason, SubscribeReasonCode};
     Ok(match packet {
         Packet::ConnAck(ack) if ack.code == Code::Success => {
-            let said = ack.properties;
-            let said = said.as_ref();
+            let properties = ack.properties;
+            let properties = properties.as_ref();
             Incoming::Accepted(Limits {
-                max_packet: said.and_then(|p| p.max_packet_size),
-                max_inflight: said.and_then(|p| p.receive_max),
-                max_qos: said.and_then(|p| p.max_qos).unwrap_or(2),
-                retain: said.and_then(|p| p.retain_available) != Some(0),
+                max_packet: properties.and_then(|p| p.max_packet_size),
+                max_inflight: properties.and_then(|p| p.receive_max),
+                max_qos: properties.and_then(|p| p.max_qos).unwrap_or(2),
+                retain: properties.and_then(|p| p.retain_available) != Some(0),
             })
         }
         Packet::ConnAck(ack) => {

@@ -16,7 +16,7 @@ pub(crate) enum Purpose {
     /// Retained: the identifier of the present listener. Empty when there is none.
     Here,
     /// A member's goodbye or last will.
-    Gone(MemberId),
+    Goodbye(MemberId),
 }
 
 impl Topics {
@@ -46,12 +46,12 @@ impl Topics {
         format!("{}/here", self.base)
     }
 
-    pub(crate) fn gone(&self, member: MemberId) -> String {
+    pub(crate) fn goodbye(&self, member: MemberId) -> String {
         format!("{}/gone/{member}", self.base)
     }
 
     /// The filter for the goodbyes of all members.
-    pub(crate) fn all_gone(&self) -> String {
+    pub(crate) fn all_goodbyes(&self) -> String {
         format!("{}/gone/+", self.base)
     }
 
@@ -63,7 +63,7 @@ impl Topics {
         }
         match rest.strip_prefix(b"gone/") {
             None => Some(Purpose::Mail),
-            Some(id) => std::str::from_utf8(id).ok().and_then(MemberId::parse).map(Purpose::Gone),
+            Some(id) => std::str::from_utf8(id).ok().and_then(MemberId::parse).map(Purpose::Goodbye),
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
             assert_eq!(topics.purpose(topics.mail(mailbox).as_bytes()), Some(Purpose::Mail));
         }
         assert_eq!(topics.purpose(topics.here().as_bytes()), Some(Purpose::Here));
-        assert_eq!(topics.purpose(topics.gone(id).as_bytes()), Some(Purpose::Gone(id)));
+        assert_eq!(topics.purpose(topics.goodbye(id).as_bytes()), Some(Purpose::Goodbye(id)));
         assert_eq!(topics.purpose(topics.model(1 << 40).as_bytes()), Some(Purpose::Mail));
         for other in ["thalweg/job-2/here", "thalweg/job-1", "thalweg/job-1/gone/you", "thalweg/job-11/here"]
         {

@@ -31,9 +31,9 @@ fn retained(broker: &Broker, address: &Address) -> Vec<String> {
     v4::PingReq.write(&mut out).unwrap();
     let mut stream = TcpStream::connect(("127.0.0.1", broker.port)).unwrap();
     stream.write_all(&out).unwrap();
-    let (mut came, mut topics) = (BytesMut::new(), Vec::new());
+    let (mut received, mut topics) = (BytesMut::new(), Vec::new());
     loop {
-        match v4::Packet::read(&mut came, 1 << 20) {
+        match v4::Packet::read(&mut received, 1 << 20) {
             // Messages published meanwhile arrive too; they are not retained.
             Ok(v4::Packet::Publish(publish)) => topics.extend(publish.retain.then_some(publish.topic)),
             Ok(v4::Packet::PingResp) => return topics,
@@ -43,7 +43,7 @@ fn retained(broker: &Broker, address: &Address) -> Vec<String> {
                 let mut buffer = vec![0; 1 << 16];
                 let n = stream.read(&mut buffer).unwrap();
                 assert!(n > 0, "the broker hung up");
-                came.extend_from_slice(&buffer[..n]);
+                received.extend_from_slice(&buffer[..n]);
             }
         }
     }

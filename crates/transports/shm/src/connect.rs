@@ -67,11 +67,11 @@ pub(crate) async fn shake(operation: &'static str, socket: &Socket, side: Side) 
     let mut answer = [0; MAGIC.len()];
     let mut have = 0;
     while have < answer.len() {
-        let came = socket.receive(&mut answer[have..]).await.map_err(failed)?;
-        if came.bytes == 0 {
+        let received = socket.receive(&mut answer[have..]).await.map_err(failed)?;
+        if received.bytes == 0 {
             return Err(Error::closed(operation, format!("{who} has closed the connection")));
         }
-        have += came.bytes;
+        have += received.bytes;
     }
     if answer != MAGIC {
         let context = format!("{who} speaks another protocol, or another version of it");

@@ -115,8 +115,8 @@ impl Lending {
         };
         let memory = state.announce(&arena, &mut frames).map_err(|e| no_memory(&e))?;
         let ticket = state.next_ticket();
-        if let Some(said) = state.words.as_ref().and_then(|words| words.word(word.into())) {
-            said.store(ticket, Ordering::Release);
+        if let Some(shared_word) = state.words.as_ref().and_then(|words| words.word(word.into())) {
+            shared_word.store(ticket, Ordering::Release);
         }
         state.lent.push_back(Lent { call, ticket, word, held });
         let note = Note {
@@ -212,16 +212,16 @@ impl State {
         if self.known.contains_key(&number) {
             return Ok(number);
         }
-        let mut gone: Vec<u64> = self
+        let mut dropped: Vec<u64> = self
             .known
             .iter()
             .filter(|(_, alive)| alive.strong_count() == 0)
             .map(|(number, _)| *number)
             .collect();
-        if gone.is_empty() && self.known.len() >= MEMORIES {
-            gone.extend(self.known.keys().min().copied());
+        if dropped.is_empty() && self.known.len() >= MEMORIES {
+            dropped.extend(self.known.keys().min().copied());
         }
-        for number in gone {
+        for number in dropped {
             self.known.remove(&number);
             frames.push((frame::numbers(Kind::Forget, &[number]), None));
         }
@@ -281,14 +281,14 @@ mod tests {
         let lending = Lending::default();
         let arenas: Vec<Arena> =
             (0..MEMORIES + 3).map(|_| Arena::shared(64, Access::Read).unwrap()).collect();
-        let (mut told, mut forgotten) = (0, 0);
+        let (mut announced, mut forgotten) = (0, 0);
         for arena in &arenas {
             let Noted { frames, .. } = lending.lend(1, &update(arena), 0).unwrap().unwrap();
-            told += kinds(&frames).iter().filter(|&&kind| kind == Kind::Memory).count();
+            announced += kinds(&frames).iter().filter(|&&kind| kind == Kind::Memory).count();
             forgotten += kinds(&frames).iter().filter(|&&kind| kind == Kind::Forget).count();
-            assert!(told - forgotten <= MEMORIES && lending.taken(1));
+            assert!(announced - forgotten <= MEMORIES && lending.taken(1));
         }
-        assert_eq!((told, forgotten), (MEMORIES + 3, 3));
+        assert_eq!((announced, forgotten), (MEMORIES + 3, 3));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch, Mutex, Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::lend::{Lending, WINDOW};
-use crate::read::{self, Came, Chunk};
+use crate::read::{self, Chunk, Received};
 use crate::send;
 use crate::socket::Socket;
 use crate::Shm;
@@ -105,7 +105,7 @@ impl Shared {
 pub(crate) struct ShmLink {
     peer: Peer,
     shared: Arc<Shared>,
-    inbox: Mutex<mpsc::Receiver<Came>>,
+    inbox: Mutex<mpsc::Receiver<Received>>,
     /// The task that reads frames, and the one that acknowledges chunks.
     tasks: [AbortHandle; 2],
 }
@@ -201,15 +201,15 @@ impl Link for ShmLink {
         let mut inbox = self.inbox.lock().await;
         loop {
             self.shared.check_open()?;
-            let Some(came) = inbox.recv().await else {
+            let Some(received) = inbox.recv().await else {
                 self.shared.check_open()?;
                 self.shared.end("the peer has closed the link");
                 return Err(self.shared.closed(RECEIVE));
             };
-            match came {
-                Came::Control(message) => return Ok(message),
-                Came::Broken(error) => return Err(error),
-                Came::Chunk(chunk) => {
+            match received {
+                Received::Control(message) => return Ok(message),
+                Received::Broken(error) => return Err(error),
+                Received::Chunk(chunk) => {
                     let delivered = deliver(&self.shared, &chunk, sink);
                     drop(chunk);
                     self.shared.done();

@@ -25,7 +25,7 @@ const DESCRIPTORS: usize = 4;
 const RECEIVE: &str = "receive";
 
 /// What the reader passes on to the link.
-pub(crate) enum Came {
+pub(crate) enum Received {
     Control(Bytes),
     Chunk(Box<Chunk>),
     /// The peer broke the protocol, or the link was evicted.
@@ -48,7 +48,7 @@ impl Chunk {
 }
 
 /// Reads until the link ends.
-pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Came>) {
+pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Received>) {
     let mut reader = Reader::default();
     let outcome = tokio::select! {
         biased;
@@ -59,7 +59,7 @@ pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Came>) {
         Ok(()) => shared.end("the peer has closed the link"),
         Err(error) => {
             shared.refuse(&error.to_string());
-            let _ = pass.send(Came::Broken(error)).await; // fails if nobody receives any more
+            let _ = pass.send(Received::Broken(error)).await; // fails if nobody receives any more
         }
     }
 }
@@ -82,28 +82,28 @@ struct Reader {
 
 impl Reader {
     /// Reads until the peer ends the connection between two frames.
-    async fn read(&mut self, shared: &Shared, pass: &mpsc::Sender<Came>) -> Result<()> {
+    async fn read(&mut self, shared: &Shared, pass: &mpsc::Sender<Received>) -> Result<()> {
         let mut piece = vec![0; PIECE];
         loop {
             let mut at = 0;
             while let Some((kind, body)) = next(&self.bytes[at..], shared)? {
-                let came = self.frame(kind, at + HEAD..at + HEAD + body, shared)?;
+                let frame = self.frame(kind, at + HEAD..at + HEAD + body, shared)?;
                 at += HEAD + body;
-                if let Some(came) = came {
-                    let _ = pass.send(came).await; // fails if nobody receives any more; sending goes on
+                if let Some(frame) = frame {
+                    let _ = pass.send(frame).await; // fails if nobody receives any more; sending goes on
                 }
             }
             self.bytes.drain(..at);
-            let came = shared.socket.receive(&mut piece).await.map_err(|e| explain(shared, &e))?;
-            if came.bytes == 0 {
+            let received = shared.socket.receive(&mut piece).await.map_err(|e| explain(shared, &e))?;
+            if received.bytes == 0 {
                 return match self.bytes.is_empty() {
                     true => Ok(()),
                     false => Err(Error::closed(RECEIVE, format!("{} ended the link in a frame", shared.who))),
                 };
             }
-            shared.received.fetch_add(came.bytes as u64, Ordering::Relaxed);
-            self.bytes.extend_from_slice(&piece[..came.bytes]);
-            self.descriptors.extend(came.descriptor);
+            shared.received.fetch_add(received.bytes as u64, Ordering::Relaxed);
+            self.bytes.extend_from_slice(&piece[..received.bytes]);
+            self.descriptors.extend(received.descriptor);
             if self.descriptors.len() > DESCRIPTORS {
                 return Err(corrupt("descriptors without frames that they belong to"));
             }
@@ -111,10 +111,15 @@ impl Reader {
     }
 
     /// Handles a frame. `body` is the range of its body in `self.bytes`. Returns what is to be passed on.
-    fn frame(&mut self, kind: Kind, body: std::ops::Range<usize>, shared: &Shared) -> Result<Option<Came>> {
+    fn frame(
+        &mut self,
+        kind: Kind,
+        body: std::ops::Range<usize>,
+        shared: &Shared,
+    ) -> Result<Option<Received>> {
         let body = &self.bytes[body];
         match kind {
-            Kind::Control => return Ok(Some(Came::Control(Bytes::copy_from_slice(body)))),
+            Kind::Control => return Ok(Some(Received::Control(Bytes::copy_from_slice(body)))),
             Kind::Taken => {
                 let count = frame::read_taken(body)?;
                 if count as usize > WINDOW || !shared.lending.taken(count) {
@@ -145,7 +150,7 @@ impl Reader {
         Ok(None)
     }
 
-    fn chunk(&self, body: Vec<u8>, shared: &Shared) -> Result<Came> {
+    fn chunk(&self, body: Vec<u8>, shared: &Shared) -> Result<Received> {
         let note = Note::decode(&body)?;
         shared.standing.check(Carries::Chunk, note.header.length())?;
         let memory = self.memories.get(&note.memory).cloned();
@@ -157,7 +162,7 @@ impl Reader {
         if shared.noted.fetch_add(1, Ordering::AcqRel) as usize >= WINDOW {
             return Err(corrupt(format!("more than {WINDOW} chunks at a time")));
         }
-        Ok(Came::Chunk(Box::new(Chunk { note, memory, words })))
+        Ok(Received::Chunk(Box::new(Chunk { note, memory, words })))
     }
 }
 

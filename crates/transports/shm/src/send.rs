@@ -125,8 +125,8 @@ pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<Se
 
 /// Sends the note of one chunk to the peer. Returns the number of bytes that it counts for on the link.
 async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Result<u64> {
-    let gone = |_| shared.closed(UPDATE);
-    let room = shared.window.acquire().await.map_err(gone)?;
+    let closed = |_| shared.closed(UPDATE);
+    let room = shared.window.acquire().await.map_err(closed)?;
     let mut writer = shared.writer.lock().await;
     let noted = shared.lending.lend(call, update, chunk).inspect_err(|error| {
         shared.end(&error.to_string()); // its frames are lost, and the peer would miss them

@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// The result of one read.
-pub(crate) struct Came {
+pub(crate) struct Piece {
     /// Number of bytes; 0 if the peer has ended the connection.
     pub bytes: usize,
     pub descriptor: Option<OwnedFd>,
@@ -49,7 +49,7 @@ impl Socket {
 
     /// Reads bytes; waits for the first one. One call returns at most one descriptor, because the kernel
     /// returns none together with bytes that follow it.
-    pub(crate) async fn receive(&self, into: &mut [u8]) -> Result<Came> {
+    pub(crate) async fn receive(&self, into: &mut [u8]) -> Result<Piece> {
         self.0.async_io(Interest::READABLE, || receive_now(&self.0, into)).await
     }
 
@@ -60,7 +60,7 @@ impl Socket {
     }
 }
 
-fn receive_now(stream: &UnixStream, into: &mut [u8]) -> Result<Came> {
+fn receive_now(stream: &UnixStream, into: &mut [u8]) -> Result<Piece> {
     // If several descriptors arrive, the kernel closes those that do not fit here, and sets a flag.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -78,7 +78,7 @@ fn receive_now(stream: &UnixStream, into: &mut [u8]) -> Result<Came> {
                    files as it may (raise ulimit -n)";
         return Err(Error::new(ErrorKind::InvalidData, why));
     }
-    Ok(Came { bytes: message.bytes, descriptor })
+    Ok(Piece { bytes: message.bytes, descriptor })
 }
 
 fn send_now(stream: &UnixStream, parts: &[IoSlice<'_>], descriptor: Option<BorrowedFd<'_>>) -> Result<usize> {

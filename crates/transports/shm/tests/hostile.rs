@@ -126,7 +126,7 @@ async fn memory_that_its_owner_could_take_away_is_refused() {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let small = Arena::shared(4096, Access::Read).unwrap();
     let whole = SealFlags::SHRINK | SealFlags::FUTURE_WRITE;
-    for (descriptor, said) in [
+    for (descriptor, reason) in [
         (unsealed(8192, SealFlags::GROW), "not sealed"),
         (unsealed(8192, SealFlags::SHRINK), "not sealed"),
         (unsealed(8192, whole), "not all there"),
@@ -137,7 +137,7 @@ async fn memory_that_its_owner_could_take_away_is_refused() {
         peer.says(&memory(1, 8192), Some(&descriptor));
         let error = peer.ends().await;
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
     }
 }
 
@@ -145,7 +145,7 @@ async fn memory_that_its_owner_could_take_away_is_refused() {
 async fn notes_that_lie_end_the_link() {
     let arena = Arena::shared(8192, Access::Read).unwrap();
     let (shown, words) = (clone(&arena), words());
-    for (note, said) in [
+    for (note, reason) in [
         (chunk(2, 0, 0, 64), "not shown"),
         (chunk(1, 8192 - 63, 0, 64), "are not in an arena"),
         (chunk(1, u64::MAX, 0, 64), "are not in an arena"),
@@ -163,7 +163,7 @@ async fn notes_that_lie_end_the_link() {
         peer.says(&note, None);
         let error = peer.ends().await;
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert!(error.to_string().contains(said), "{error} instead of {said}");
+        assert!(error.to_string().contains(reason), "{error} instead of {reason}");
     }
 }
 
@@ -257,8 +257,8 @@ async fn a_peer_that_goes_on_writing_changes_its_own_update_alone() {
         let sink = Recorder::new(BYTES.into());
         assert_eq!(peer.server.receive(&sink).await.unwrap(), "after");
         assert_eq!(sink.seen().stored.len(), 1);
-        let came = sink.bytes(Range::new(0, BYTES.into()));
-        assert!(came.iter().all(|byte| (1..=20).contains(byte)));
+        let received = sink.bytes(Range::new(0, BYTES.into()));
+        assert!(received.iter().all(|byte| (1..=20).contains(byte)));
     }
     seen.store(true, Ordering::Release);
     writer.join().unwrap();

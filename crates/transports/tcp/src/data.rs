@@ -71,45 +71,45 @@ pub(crate) async fn ask(
     key: &DataKey,
     failed: impl Fn(&std::io::Error) -> Error,
 ) -> Result<()> {
-    let said = preamble.encode_as(MAGIC);
-    let hello = [&said[..], key.proof(CLIENT, &said).as_ref()].concat();
+    let encoded = preamble.encode_as(MAGIC);
+    let hello = [&encoded[..], key.proof(CLIENT, &encoded).as_ref()].concat();
     stream.write_all(&hello).await.map_err(|e| failed(&e))?;
     stream.flush().await.map_err(|e| failed(&e))?;
     let mut answer = [0; PROOF_BYTES];
     stream.read_exact(&mut answer).await.map_err(|e| failed(&e))?;
-    key.check(SERVER, &said, &answer).then_some(()).ok_or_else(|| {
+    key.check(SERVER, &encoded, &answer).then_some(()).ok_or_else(|| {
         let context = "whoever took a data connection is not the server of the link";
         Error::new(ErrorKind::Security, "connect", context).hint("look for what changes bytes on the way")
     })
 }
 
 /// What a client sends at the start of a data connection. The first four bytes have been read before.
-pub(crate) struct Asked {
+pub(crate) struct Hello {
     pub preamble: Preamble,
-    said: [u8; PREAMBLE_BYTES],
+    encoded: [u8; PREAMBLE_BYTES],
     proof: [u8; PROOF_BYTES],
 }
 
-impl Asked {
+impl Hello {
     pub(crate) async fn read(
         operation: &'static str,
         stream: &mut impl Duplex,
         failed: impl Fn(&std::io::Error) -> Error,
     ) -> Result<Self> {
-        let (mut said, mut proof) = ([0; PREAMBLE_BYTES], [0; PROOF_BYTES]);
-        said[..4].copy_from_slice(&MAGIC);
-        stream.read_exact(&mut said[4..]).await.map_err(|e| failed(&e))?;
+        let (mut encoded, mut proof) = ([0; PREAMBLE_BYTES], [0; PROOF_BYTES]);
+        encoded[..4].copy_from_slice(&MAGIC);
+        stream.read_exact(&mut encoded[4..]).await.map_err(|e| failed(&e))?;
         stream.read_exact(&mut proof).await.map_err(|e| failed(&e))?;
-        Ok(Self { preamble: Preamble::decode(operation, &said)?, said, proof })
+        Ok(Self { preamble: Preamble::decode(operation, &encoded)?, encoded, proof })
     }
 
     /// Whether the client of the link with this key has sent it.
     pub(crate) fn is_proved(&self, key: &DataKey) -> bool {
-        key.check(CLIENT, &self.said, &self.proof)
+        key.check(CLIENT, &self.encoded, &self.proof)
     }
 
     pub(crate) async fn answer(&self, stream: &mut impl Duplex, key: &DataKey) -> std::io::Result<()> {
-        stream.write_all(key.proof(SERVER, &self.said).as_ref()).await?;
+        stream.write_all(key.proof(SERVER, &self.encoded).as_ref()).await?;
         stream.flush().await
     }
 }
@@ -135,21 +135,21 @@ mod tests {
             change(&mut hello);
             let (mut sends, mut reads) = tokio::io::duplex(256);
             sends.write_all(&hello[4..]).await.unwrap();
-            let Ok(asked) = Asked::read("test", &mut reads, failed).await else { return false };
-            asked.answer(&mut there, server).await.unwrap();
-            asked.is_proved(server)
+            let Ok(hello) = Hello::read("test", &mut reads, failed).await else { return false };
+            hello.answer(&mut there, server).await.unwrap();
+            hello.is_proved(server)
         };
-        let (proved, asked) = tokio::join!(serve, ask(&mut here, preamble(), client, failed));
-        (proved, asked)
+        let (proved, outcome) = tokio::join!(serve, ask(&mut here, preamble(), client, failed));
+        (proved, outcome)
     }
 
     #[tokio::test]
     async fn both_ends_prove_that_they_have_the_key() {
         let (key, other) = (DataKey::new(&[1; 32]), DataKey::new(&[2; 32]));
-        let (proved, asked) = shake(&key, &key, |_| {}).await;
-        assert!(proved && asked.is_ok());
-        let (proved, asked) = shake(&key, &other, |_| {}).await;
-        assert!(!proved && asked.unwrap_err().kind() == ErrorKind::Security);
+        let (proved, outcome) = shake(&key, &key, |_| {}).await;
+        assert!(proved && outcome.is_ok());
+        let (proved, outcome) = shake(&key, &other, |_| {}).await;
+        assert!(!proved && outcome.unwrap_err().kind() == ErrorKind::Security);
     }
 
     #[tokio::test]
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_no_proof_of_a_client() {
-        let (key, said) = (DataKey::new(&[1; 32]), preamble().encode_as(MAGIC));
-        assert!(!key.check(CLIENT, &said, key.proof(SERVER, &said).as_ref()));
+        let (key, encoded) = (DataKey::new(&[1; 32]), preamble().encode_as(MAGIC));
+        assert!(!key.check(CLIENT, &encoded, key.proof(SERVER, &encoded).as_ref()));
     }
 }

@@ -8,7 +8,7 @@ use thalweg_transport::{Error, ErrorKind, Link, Peer, Pending, Result, Unauthent
 use tokio::sync::oneshot;
 use tokio::time::{timeout_at, Instant};
 
-use crate::data::{Asked, DataKey};
+use crate::data::{DataKey, Hello};
 use crate::link::{Shaken, TcpLink};
 use crate::preamble::{LinkId, Preamble};
 
@@ -39,7 +39,7 @@ impl Gathering {
     /// `limit` for the rest.
     pub(crate) fn add(&self, preamble: Preamble, shaken: Shaken, limit: Duration) -> Result<Option<Pending>> {
         if let Some(unauthenticated_peer) = &shaken.unauthenticated_peer {
-            unauthenticated_peer.heard();
+            unauthenticated_peer.progressed();
         }
         if preamble.streams == 1 {
             let link: Arc<dyn Link> = Arc::new(TcpLink::new(vec![shaken], false));
@@ -69,9 +69,9 @@ impl Gathering {
 
     /// The key of the link to which a data connection belongs. An error if the connection's proof fits no
     /// waiting link.
-    pub(crate) fn key(&self, asked: &Asked) -> Result<DataKey> {
-        let key = self.table().get(&asked.preamble.id).and_then(|waiting| waiting.key.clone());
-        key.filter(|key| asked.is_proved(key)).ok_or_else(|| {
+    pub(crate) fn key(&self, hello: &Hello) -> Result<DataKey> {
+        let key = self.table().get(&hello.preamble.id).and_then(|waiting| waiting.key.clone());
+        key.filter(|key| hello.is_proved(key)).ok_or_else(|| {
             let context = "a data connection proves to belong to no link that waits for one";
             Error::new(ErrorKind::Security, ACCEPT, context)
         })

@@ -15,9 +15,9 @@ use socket2::SockRef;
 use thalweg_wire::FrameHeader;
 use tokio::io::{AsyncReadExt, ReadHalf};
 
-use crate::holed::Holed;
 use crate::line::{whole, HoledStream, Taken};
 use crate::link::Duplex;
+use crate::masked_socket::MaskedSocket;
 use thalweg_sockets::kernel::wake_at;
 use thalweg_sockets::socket::Socket;
 
@@ -32,7 +32,7 @@ pub(crate) enum Inlet {
     Plain(Plain),
     Tls(ReadHalf<Box<dyn Duplex>>),
     HoledStream(Arc<dyn HoledStream>),
-    Holed(Box<Holed>),
+    MaskedSocket(Box<MaskedSocket>),
 }
 
 pub(crate) struct Plain {
@@ -56,7 +56,7 @@ impl Inlet {
             Self::Plain(plain) => plain.read(buffer, 1).await,
             Self::Tls(stream) => stream.read(buffer).await,
             Self::HoledStream(line) => whole(take(&**line, buffer).await?),
-            Self::Holed(holed) => whole(holed.read(buffer).await?),
+            Self::MaskedSocket(masked) => whole(masked.read(buffer).await?),
         }
     }
 
@@ -66,22 +66,22 @@ impl Inlet {
             Self::Plain(plain) => plain.read_quickly(buffer, left).await.map(Taken::Bytes),
             Self::Tls(stream) => stream.read(buffer).await.map(Taken::Bytes),
             Self::HoledStream(line) => take(&**line, buffer).await,
-            Self::Holed(holed) => holed.read(buffer).await,
+            Self::MaskedSocket(masked) => masked.read(buffer).await,
         }
     }
 
     /// Reports the header of a frame that has been read.
-    pub(crate) fn header_came(&self, header: &FrameHeader) {
-        if let Self::Holed(holed) = self {
-            holed.header(header);
+    pub(crate) fn header_read(&self, header: &FrameHeader) {
+        if let Self::MaskedSocket(masked) = self {
+            masked.header(header);
         }
     }
 
-    /// Bytes that holed kernel connections have copied since the last call, beside the copy out of the
+    /// Bytes that masked kernel connections have copied since the last call, beside the copy out of the
     /// kernel. Other connections return 0, because their copies follow from `LinkState::copies`.
     pub(crate) fn copied(&mut self) -> u64 {
         match self {
-            Self::Holed(holed) => holed.copied(),
+            Self::MaskedSocket(masked) => masked.copied(),
             _ => 0,
         }
     }

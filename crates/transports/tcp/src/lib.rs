@@ -14,12 +14,12 @@
 mod connect;
 mod data;
 mod gather;
-mod holed;
 mod inlet;
 pub mod line;
 mod link;
 mod listener;
 mod marks;
+mod masked_socket;
 mod preamble;
 mod receive;
 mod send;

@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-use crate::data::{self, Asked, DataKey, DATA_BYTES};
+use crate::data::{self, DataKey, Hello, DATA_BYTES};
 use crate::gather::Gathering;
 use crate::link::{Duplex, End, Shaken};
 use crate::listener::reply;
@@ -210,8 +210,9 @@ impl HoledStreams {
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let peer = tls::peer(ACCEPT, from.clone(), &stream)?;
-        let asked = Preamble::read(ACCEPT, &mut stream, &failed).await?;
-        let taken = Preamble { data: asked.data && asked.stream == 0 && self.sealed.is_some(), ..asked };
+        let requested = Preamble::read(ACCEPT, &mut stream, &failed).await?;
+        let taken =
+            Preamble { data: requested.data && requested.stream == 0 && self.sealed.is_some(), ..requested };
         // Do this before the answer: the client opens its data connections as soon as it has the answer.
         let pending = match taken.data {
             true => Some(self.gathering.expect(taken, DataKey::of(ACCEPT, &stream)?, limit)?),
@@ -235,14 +236,14 @@ impl HoledStreams {
     ) -> Result<()> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let mut wire = Wire(line.clone());
-        let asked = Asked::read(ACCEPT, &mut wire, &failed).await?;
-        let key = self.gathering.key(&asked)?;
+        let hello = Hello::read(ACCEPT, &mut wire, &failed).await?;
+        let key = self.gathering.key(&hello)?;
         if self.sealed.is_some() {
             line.frames(DATA_BYTES as u64, self.sealed);
         }
-        asked.answer(&mut wire, &key).await.map_err(|e| failed(&e))?;
-        let place = 1 + usize::from(asked.preamble.stream);
-        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from, unauthenticated_peer))
+        hello.answer(&mut wire, &key).await.map_err(|e| failed(&e))?;
+        let place = 1 + usize::from(hello.preamble.stream);
+        self.gathering.join(hello.preamble.id, place, in_the_clear(line, from, unauthenticated_peer))
     }
 
     /// Does the same for a connection of the kernel. The connection may have holes if `holes` can tell where.
@@ -264,7 +265,7 @@ impl HoledStreams {
         reply(&mut wire, preamble).await.map_err(|e| failed(&e))?;
         let peer = Peer { address: from, ..Peer::default() };
         let end = match holes {
-            Some(holes) => End::Holed(socket, holes),
+            Some(holes) => End::MaskedSocket(socket, holes),
             None => End::Kernel(socket),
         };
         self.gathering.add(preamble, Shaken { end, tls: None, peer, unauthenticated_peer }, limit)

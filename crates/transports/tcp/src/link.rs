@@ -16,10 +16,10 @@ use thalweg_wire::Tolerance;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 
-use crate::holed::Holed;
 use crate::inlet::Inlet;
 use crate::line::{HoledStream, Holes, Wire};
 use crate::marks::Marks;
+use crate::masked_socket::MaskedSocket;
 use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
 
@@ -37,28 +37,28 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub(crate) enum End {
     Kernel(Socket),
     /// By the kernel, but with holes that the kernel does not know of.
-    Holed(Socket, Arc<dyn Holes>),
+    MaskedSocket(Socket, Arc<dyn Holes>),
     HoledStream(Arc<dyn HoledStream>),
 }
 
 impl End {
     fn shut(&self) {
         match self {
-            End::Kernel(socket) | End::Holed(socket, _) => socket.shut(),
+            End::Kernel(socket) | End::MaskedSocket(socket, _) => socket.shut(),
             End::HoledStream(line) => line.shut(),
         }
     }
 
     async fn hung_up(&self) {
         match self {
-            End::Kernel(socket) | End::Holed(socket, _) => socket.hung_up().await,
+            End::Kernel(socket) | End::MaskedSocket(socket, _) => socket.hung_up().await,
             End::HoledStream(line) => std::future::poll_fn(|cx| line.poll_hung_up(cx)).await,
         }
     }
 
     fn tell(&self, counters: &mut Counters) {
         match self {
-            End::Kernel(socket) | End::Holed(socket, _) => socket.tell(counters),
+            End::Kernel(socket) | End::MaskedSocket(socket, _) => socket.tell(counters),
             End::HoledStream(line) => line.tell(counters),
         }
     }
@@ -78,8 +78,8 @@ impl Shaken {
     fn split(self) -> (Inlet, Writer) {
         match (self.tls, self.end) {
             (None, End::Kernel(socket)) => (Inlet::plain(socket.clone()), Box::new(socket)),
-            (None, End::Holed(socket, holes)) => {
-                (Inlet::Holed(Box::new(Holed::new(socket.clone(), holes))), Box::new(socket))
+            (None, End::MaskedSocket(socket, holes)) => {
+                (Inlet::MaskedSocket(Box::new(MaskedSocket::new(socket.clone(), holes))), Box::new(socket))
             }
             (None, End::HoledStream(line)) => (Inlet::HoledStream(line.clone()), Box::new(Wire(line))),
             (Some(stream), _) => {
@@ -272,7 +272,7 @@ impl Link for TcpLink {
         for end in &self.shared.ends {
             match end {
                 End::Kernel(_) => {}
-                End::Holed(_, holes) => holes.tolerate(tolerance, self.lanes.len()),
+                End::MaskedSocket(_, holes) => holes.tolerate(tolerance, self.lanes.len()),
                 End::HoledStream(line) => line.tolerate(tolerance, self.lanes.len()),
             }
         }
@@ -285,15 +285,15 @@ impl Link for TcpLink {
             copied: self.shared.copied.load(Ordering::Relaxed),
             ..Counters::default()
         };
-        let mut told = self.shared.ends.iter().map(|end| {
+        let mut per_end = self.shared.ends.iter().map(|end| {
             let mut counters = Counters::default();
             end.tell(&mut counters);
             counters
         });
-        if let Some(first) = told.next() {
+        if let Some(first) = per_end.next() {
             (counters.round_trip, counters.congestion) = (first.round_trip, first.congestion);
             let sum = |sum: Option<u64>, next: Counters| Some(sum? + next.retransmissions?);
-            counters.retransmissions = told.fold(first.retransmissions, sum);
+            counters.retransmissions = per_end.fold(first.retransmissions, sum);
         }
         counters
     }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 const MARK_BYTES: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Came {
+struct Received {
     /// Bytes of whole frames that have arrived.
     bytes: u64,
     /// Whether the peer has ended the connection.
@@ -25,13 +25,13 @@ pub(crate) struct Marks {
     /// Bytes of whole frames sent on each data connection.
     sent: Vec<AtomicU64>,
     /// Bytes that have arrived on each data connection, and whether it has ended.
-    came: watch::Sender<Vec<Came>>,
+    received: watch::Sender<Vec<Received>>,
 }
 
 impl Marks {
     pub(crate) fn new(data_connections: usize) -> Self {
         let sent = (0..data_connections).map(|_| AtomicU64::default()).collect();
-        Self { sent, came: watch::Sender::new(vec![Came::default(); data_connections]) }
+        Self { sent, received: watch::Sender::new(vec![Received::default(); data_connections]) }
     }
 
     /// Number of bytes that precede a frame on the first connection.
@@ -51,19 +51,19 @@ impl Marks {
     }
 
     /// Counts a frame of `bytes` bytes that has arrived and that the sink has.
-    pub(crate) fn came(&self, connection: usize, bytes: usize) {
-        self.change(connection, |came| came.bytes += bytes as u64);
+    pub(crate) fn received(&self, connection: usize, bytes: usize) {
+        self.change(connection, |received| received.bytes += bytes as u64);
     }
 
     /// Records that the connection has ended: no more bytes will arrive on it.
     pub(crate) fn ended(&self, connection: usize) {
-        self.change(connection, |came| came.ended = true);
+        self.change(connection, |received| received.ended = true);
     }
 
-    fn change(&self, connection: usize, change: impl FnOnce(&mut Came)) {
-        self.came.send_modify(|all| {
-            if let Some(came) = connection.checked_sub(1).and_then(|data| all.get_mut(data)) {
-                change(came);
+    fn change(&self, connection: usize, change: impl FnOnce(&mut Received)) {
+        self.received.send_modify(|all| {
+            if let Some(received) = connection.checked_sub(1).and_then(|data| all.get_mut(data)) {
+                change(received);
             }
         });
     }
@@ -76,10 +76,11 @@ impl Marks {
             .map(|mark| mark.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
             .collect();
         let mut outcome = Ok(());
-        let mut watching = self.came.subscribe();
+        let mut watching = self.received.subscribe();
         let settled = watching.wait_for(|all| {
-            let short = || (1..).zip(all.iter().zip(&marks)).filter(|(_, (came, &mark))| came.bytes < mark);
-            outcome = short().find(|(_, (came, _))| came.ended).map_or(Ok(()), |(cut, _)| Err(cut));
+            let short =
+                || (1..).zip(all.iter().zip(&marks)).filter(|(_, (received, &mark))| received.bytes < mark);
+            outcome = short().find(|(_, (received, _))| received.ended).map_or(Ok(()), |(cut, _)| Err(cut));
             outcome.is_err() || short().next().is_none()
         });
         // This fails only if the `watch` sender was dropped, and that sender is a field of `self`.
@@ -106,10 +107,10 @@ mod tests {
         assert_eq!(marks.len(), receiver.bytes());
         let mut reached = pin!(receiver.reached(&marks));
         for (connection, bytes) in [(1, 99), (2, 80), (0, 1000), (3, 1000)] {
-            receiver.came(connection, bytes);
+            receiver.received(connection, bytes);
             assert!(poll_fn(|cx| Poll::Ready(reached.as_mut().poll(cx).is_pending())).await);
         }
-        receiver.came(1, 1);
+        receiver.received(1, 1);
         assert_eq!(reached.await, Ok(()));
         assert_eq!(receiver.reached(&marks).await, Ok(()), "and again");
     }
@@ -119,10 +120,10 @@ mod tests {
         let (sender, receiver) = (Marks::new(2), Marks::new(2));
         sender.sent(2, 70);
         receiver.ended(1);
-        receiver.came(2, 69);
+        receiver.received(2, 69);
         receiver.ended(2);
         assert_eq!(receiver.reached(&sender.encode()).await, Err(2));
-        receiver.came(2, 1);
+        receiver.received(2, 1);
         assert_eq!(receiver.reached(&sender.encode()).await, Ok(()));
     }
 }

@@ -67,8 +67,8 @@ impl Preamble {
         }
         let (stream, streams, flags) = (bytes[5], bytes[6], bytes[7]);
         if !(1..=MAX_STREAMS).contains(&streams) || stream >= streams || flags > 1 {
-            let said = format!("connection {stream} of {streams} with flags {flags}");
-            return Err(bad(format!("the peer says {said}, which cannot be")));
+            let description = format!("connection {stream} of {streams} with flags {flags}");
+            return Err(bad(format!("the peer says {description}, which cannot be")));
         }
         let mut id = [0; 16];
         id.copy_from_slice(&bytes[8..]);

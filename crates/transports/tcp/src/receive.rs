@@ -118,7 +118,7 @@ impl Intake {
             self.have += shared.took(got)?;
         }
         let header = FrameHeader::decode(&self.header[self.header.len() - HEADER_BYTES..])?;
-        self.inlet.header_came(&header);
+        self.inlet.header_read(&header);
         self.have = 0;
         shared.standing.check(header.kind, header.length())?;
         self.state = match header.kind {
@@ -187,7 +187,7 @@ impl Intake {
         }
         self.holes = Ranges::new();
         if let Some(marks) = &shared.marks {
-            marks.came(self.stream, HEADER_BYTES + length);
+            marks.received(self.stream, HEADER_BYTES + length);
         }
         self.expect_header();
         // Yield after each chunk, so that a link that always has data leaves time to the others.
@@ -285,15 +285,19 @@ mod tests {
         };
         let header = FrameHeader { kind: Kind::Control, payload_checksum: 0, chunk: header };
         peer.write_all(&header.encode()).await.unwrap();
-        let mut came = 0;
+        let mut received = 0;
         for more in [0, 1, FIRST_GRANT - 1, 1, FIRST_GRANT] {
             peer.write_all(&vec![0; more]).await.unwrap();
-            came += more;
+            received += more;
             let mut next = Box::pin(intake.next(&NoChunks, &shared));
             assert!(poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await);
             drop(next);
             let State::Control(_, buffer) = &intake.state else { panic!("no control message is on its way") };
-            assert!(buffer.capacity() <= (2 * came).max(FIRST_GRANT), "{} for {came}", buffer.capacity());
+            assert!(
+                buffer.capacity() <= (2 * received).max(FIRST_GRANT),
+                "{} for {received}",
+                buffer.capacity()
+            );
         }
     }
 }

@@ -123,8 +123,8 @@ impl ByHand {
     /// The first bytes of a data connection of this link.
     fn hello(&self, stream: u8, key: &hmac::Key) -> Vec<u8> {
         let preamble = [b"tlwd", &[1, stream, 1, 1][..], &self.id].concat();
-        let said = [b"thalweg tcp data 1 client", &preamble[..]].concat();
-        [&preamble, hmac::sign(key, &said).as_ref()].concat()
+        let signed = [b"thalweg tcp data 1 client", &preamble[..]].concat();
+        [&preamble, hmac::sign(key, &signed).as_ref()].concat()
     }
 }
 
@@ -231,18 +231,18 @@ async fn a_frame_on_the_wrong_connection_ends_the_link() {
 async fn a_data_connection_that_is_cut_breaks_the_link() {
     let trust = Trust::new();
     let listener = listen(&trust, Script::default()).await;
-    for came in [true, false] {
+    for complete in [true, false] {
         let (mut hand, mut data, server) = by_hand(&*listener, &trust).await;
         let frame = chunk(b"payload");
         data.write_all(&frame).await.unwrap();
         drop(data);
-        let sent = (frame.len() as u64 + u64::from(!came)).to_le_bytes();
+        let sent = (frame.len() as u64 + u64::from(!complete)).to_le_bytes();
         let message = [&sent[..], &FrameHeader::control(b"end").encode(), b"end"].concat();
         hand.control.write_all(&message).await.unwrap();
         match server.receive(&Recorder::new(100)).await {
-            Ok(message) => assert!(came && message == "end"),
+            Ok(message) => assert!(complete && message == "end"),
             Err(error) => {
-                assert!(!came && error.kind() == ErrorKind::Closed, "{error}");
+                assert!(!complete && error.kind() == ErrorKind::Closed, "{error}");
                 assert!(error.to_string().contains("before all that was sent on it came"), "{error}");
             }
         }

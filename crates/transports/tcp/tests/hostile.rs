@@ -142,8 +142,8 @@ async fn one_byte_at_a_time_is_enough() {
     let payload: Vec<u8> = (0..200).collect();
     let frames = [chunk(0, &payload), chunk(1000, b"nobody's"), control(b"the end")].concat();
     let sink = Recorder::new(200);
-    let (came, ()) = tokio::join!(server.receive(&sink), drip(&mut peer, &*server, &frames));
-    assert_eq!(came.unwrap(), "the end");
+    let (message, ()) = tokio::join!(server.receive(&sink), drip(&mut peer, &*server, &frames));
+    assert_eq!(message.unwrap(), "the end");
     assert_eq!(sink.seen().progress, 208, "each byte of a chunk is progress");
 }
 
@@ -160,9 +160,9 @@ async fn a_quick_peer_that_turns_slow_still_makes_progress() {
         sink.until(|seen| seen.stored.len() == 4).await;
         drip(&mut peer, &*server, &slow).await;
     };
-    let (came, ()) =
+    let (message, ()) =
         tokio::time::timeout(GUARD, async { tokio::join!(server.receive(&sink), sending) }).await.unwrap();
-    assert_eq!(came.unwrap(), "the end");
+    assert_eq!(message.unwrap(), "the end");
     assert_eq!(sink.seen().stored.len(), 5);
 }
 
@@ -214,8 +214,8 @@ async fn a_control_message_leaves_the_other_connections_chunks_whole() {
         sink.until(|seen| seen.stored.len() == 1).await;
         peers[0].write_all(&control(b"done")).await.unwrap();
     };
-    let (came, ()) = tokio::join!(server.receive(&sink), wait);
-    assert_eq!(came.unwrap(), "done");
+    let (message, ()) = tokio::join!(server.receive(&sink), wait);
+    assert_eq!(message.unwrap(), "done");
     assert!(sink.seen().stored[0].1.is_ok());
 }
 

@@ -106,9 +106,9 @@ async fn a_server_that_is_none_of_ours_is_known() {
     let silent = meets(b"", true).await;
     assert_eq!(silent.kind(), ErrorKind::Timeout);
     assert!(silent.to_string().contains("connect_timeout_ms"), "{silent}");
-    let gone = meets(b"", false).await;
-    assert_eq!(gone.kind(), ErrorKind::Closed);
-    assert!(gone.to_string().contains("thalweg server listens"), "{gone}");
+    let error = meets(b"", false).await;
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(error.to_string().contains("thalweg server listens"), "{error}");
     let other = meets(b"SSH-2.0-OpenSSH_9.2\r\n", true).await;
     assert_eq!(other.kind(), ErrorKind::Corrupt);
     assert!(other.to_string().contains("check the address"), "{other}");

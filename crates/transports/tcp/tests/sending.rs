@@ -68,10 +68,10 @@ async fn a_cancel_under_tls_leaves_the_link_usable() {
     assert_eq!(send.await.unwrap_err().kind(), ErrorKind::Cancelled);
     source.claim(source.range()).unwrap();
     let recorder = Recorder::new(CHUNK.into());
-    let (sent, came) =
+    let (sent, message) =
         tokio::join!(client.send_control(Bytes::from_static(b"usable")), server.receive(&recorder));
     sent.unwrap();
-    assert_eq!(came.unwrap(), "usable");
+    assert_eq!(message.unwrap(), "usable");
     assert!(recorder.seen().stored.iter().all(|(_, outcome)| outcome.is_ok()));
     assert_eq!(recorder.seen().stored.len(), 1);
 }
@@ -106,7 +106,7 @@ async fn a_send_dropped_before_its_frame_harms_nothing() {
         first.await.unwrap();
         client.send_control(Bytes::from_static(b"arrives")).await.unwrap();
     };
-    let ((), came) = tokio::join!(sending, server.receive(&recorder));
-    assert_eq!(came.unwrap(), "arrives");
+    let ((), message) = tokio::join!(sending, server.receive(&recorder));
+    assert_eq!(message.unwrap(), "arrives");
     recorder.check(&source);
 }

@@ -5,12 +5,13 @@
 //! | 0 | key | 16 random bytes, which the peer receives over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 report, 4 hello |
 //! | 17 | flags | bit 0: asks for a report |
-//! | 18 | told | 6 bytes: number of control messages that the sender has sent before; see below |
+//! | 18 | message count | 6 bytes: number of control messages that the sender has sent before; see below |
 //! | 24 | position | u64: total [`cost`](crate::window::cost) sent, up to and with this datagram |
 //! | 32 | | chunk: its frame, header and payload; report: u64, total cost received |
 //!
-//! [`turns`](crate::turns) explains `told`; it is 0 in a chunk that waits for no message. A report has the
-//! greatest `told` and `position` that have arrived. A hello's position is the number of its socket pair.
+//! [`turns`](crate::turns) explains the message count. It is 0 in a chunk that waits for no message. A report
+//! has the greatest message count and the greatest position that have arrived. A hello's position is the
+//! number of its socket pair.
 //! Under TLS, datagrams are [sealed](crate::secure).
 
 use thalweg_seal::TAG_BYTES;
@@ -58,7 +59,7 @@ pub(crate) struct Datagram {
     pub kind: Kind,
     pub report_wanted: bool,
     /// Number of control messages that were sent before this datagram; less than 2^48.
-    pub told: u64,
+    pub message_count: u64,
     pub position: u64,
 }
 
@@ -72,7 +73,7 @@ impl Encode for Datagram {
         };
         out.extend_from_slice(key);
         out.extend_from_slice(&[kind, self.report_wanted.into()]);
-        out.extend_from_slice(&self.told.to_le_bytes()[..6]);
+        out.extend_from_slice(&self.message_count.to_le_bytes()[..6]);
         out.extend_from_slice(&self.position.to_le_bytes());
         match self.kind {
             Kind::Chunk(header) => out.extend_from_slice(&header.encode()),
@@ -98,8 +99,8 @@ impl Datagram {
             (4, 0) => Kind::Hello,
             _ => return None,
         };
-        let told = u64_of(&prefix[16..24])? >> 16;
-        Some(Self { kind, report_wanted: prefix[17] == 1, told, position: u64_of(&prefix[24..])? })
+        let message_count = u64_of(&prefix[16..24])? >> 16;
+        Some(Self { kind, report_wanted: prefix[17] == 1, message_count, position: u64_of(&prefix[24..])? })
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length };
         let kind = Kind::Chunk(FrameHeader::chunk(chunk, checksum(payload)));
         let mut out = Vec::new();
-        Datagram { kind, report_wanted: true, told: 8, position: 9 }.encode(&KEY, &mut out);
+        Datagram { kind, report_wanted: true, message_count: 8, position: 9 }.encode(&KEY, &mut out);
         out.extend_from_slice(payload);
         out
     }
@@ -134,14 +135,15 @@ mod tests {
     #[test]
     fn round_trips() {
         for kind in [Kind::Probe, Kind::Report(77), Kind::Hello] {
-            let datagram = Datagram { kind, report_wanted: false, told: (1 << 48) - 1, position: u64::MAX };
+            let datagram =
+                Datagram { kind, report_wanted: false, message_count: (1 << 48) - 1, position: u64::MAX };
             let mut bytes = Vec::new();
             datagram.encode(&KEY, &mut bytes);
             assert_eq!(Datagram::decode(&KEY, &bytes), Some(datagram));
             assert_eq!(Datagram::decode(&[8; 16], &bytes), None);
         }
-        let came = Datagram::decode(&KEY, &whole(b"payload")).unwrap();
-        assert!(matches!(came.kind, Kind::Chunk(header) if header.length() == 7) && came.report_wanted);
+        let decoded = Datagram::decode(&KEY, &whole(b"payload")).unwrap();
+        assert!(matches!(decoded.kind, Kind::Chunk(header) if header.length() == 7) && decoded.report_wanted);
     }
 
     #[test]
@@ -154,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_flipped_bit_of_the_header_but_flag_told_and_position_is_seen(
+        fn any_flipped_bit_of_the_header_but_flag_count_and_position_is_seen(
             at in (0..CHUNK_HEADER_BYTES).prop_filter("checked", |at| !(17..32).contains(at)),
             bit in 0..8_u8,
         ) {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Encode, Key};
-use crate::said::{Taken, Word};
+use crate::repetition::{Taken, Word};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::turns::Turns;
@@ -31,10 +31,10 @@ const AT_ONCE: usize = 4;
 const HELD: usize = 1 << 20;
 
 /// The content of a datagram.
-pub struct Came {
+pub struct Parsed {
     /// Number of control messages that the peer had sent before this datagram. `None` if the datagram does
     /// not say.
-    pub told: Option<u64>,
+    pub message_count: Option<u64>,
     /// The chunk's header, and the offset of its payload in the datagram.
     pub chunk: Option<(FrameHeader, usize)>,
 }
@@ -42,7 +42,7 @@ pub struct Came {
 /// A lost chunk, rebuilt from other datagrams (`ltp`'s repair packets).
 pub struct Rebuilt {
     /// Number of control messages to be delivered before this chunk.
-    pub told: u64,
+    pub message_count: u64,
     /// The chunk's header.
     pub header: FrameHeader,
     /// The chunk's payload.
@@ -57,16 +57,16 @@ pub trait Reader: Send {
     /// Parses a datagram, already opened if it was sealed. `extra` is the number of bytes that sealing had
     /// added. Returns `None` for a datagram that is not valid, or that a peer which has not `proved` its
     /// identity may not send. The reader keeps nothing of such a datagram.
-    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Came>;
+    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Parsed>;
 
     /// Returns a chunk that can be rebuilt from the datagrams so far, until there is none.
     fn rebuilt(&mut self) -> Option<Rebuilt> {
         None
     }
 
-    /// The answer to send after a receive, if any. `told` is the greatest message count received. The caller
+    /// The answer to send after a receive, if any. `message_count` is the greatest one received. The caller
     /// sends the answer once; if the socket has no room, it is lost.
-    fn answer(&mut self, told: u64) -> Option<Self::Answer>;
+    fn answer(&mut self, message_count: u64) -> Option<Self::Answer>;
 
     /// When an answer is due even if nothing arrives.
     fn wakes(&self) -> Option<Instant> {
@@ -91,7 +91,7 @@ pub struct Intake<R> {
     held: Held,
     reader: R,
     /// The parsed datagrams of the last receive.
-    came: Vec<Option<Came>>,
+    parsed: Vec<Option<Parsed>>,
 }
 
 /// Chunks that wait for a control message.
@@ -102,9 +102,9 @@ struct Held {
 }
 
 impl Held {
-    fn push(&mut self, told: u64, header: FrameHeader, payload: Vec<u8>) {
+    fn push(&mut self, message_count: u64, header: FrameHeader, payload: Vec<u8>) {
         self.bytes += payload.len();
-        self.chunks.push_back((told, header, payload));
+        self.chunks.push_back((message_count, header, payload));
     }
 }
 
@@ -121,7 +121,7 @@ impl<R: Reader> Intake<R> {
             taken: Taken::default(),
             held: Held::default(),
             reader,
-            came: Vec::new(),
+            parsed: Vec::new(),
         }
     }
 
@@ -177,7 +177,7 @@ impl<R: Reader> Intake<R> {
 
     /// Gives waiting chunks to `sink`, as far as their messages have been delivered.
     fn release(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
-        while self.held.chunks.front().is_some_and(|(told, ..)| self.turns.is_due(*told)) {
+        while self.held.chunks.front().is_some_and(|(message_count, ..)| self.turns.is_due(*message_count)) {
             let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
             self.held.bytes -= payload.len();
             store(&header, &payload, sink, shared)?;
@@ -204,50 +204,54 @@ impl<R: Reader> Intake<R> {
     fn sort(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         let (mut bytes, mut payload) = (0, 0);
         let (extra, proved) = (self.lane.extra(), shared.standing.is_proved());
-        self.came.clear();
-        let mut said = false;
+        self.parsed.clear();
+        let mut has_message = false;
         for datagram in self.buffer.datagrams() {
             if let Some(Word::Message(number)) = Word::read(&self.lane.key, datagram).filter(|_| proved) {
                 // Take the message only if it is the next in order and no earlier message waits. Otherwise
                 // drop it, since the peer repeats it.
                 if self.early.is_none() && self.taken.by_datagram(number) {
                     self.early = Some(Ok(Word::message(datagram)));
-                    self.turns.heard(number);
+                    self.turns.note_count(number);
                 }
                 bytes += datagram.len() + extra;
-                said = true;
+                has_message = true;
             }
-            let came = self.reader.read(&self.lane.key, datagram, extra, proved);
-            bytes += came.as_ref().map_or(0, |_| datagram.len() + extra);
-            payload += came.as_ref().and_then(|came| came.chunk).map_or(0, |(header, _)| header.length());
-            if let Some(told) = came.as_ref().and_then(|came| came.told) {
-                self.turns.heard(told);
+            let parsed = self.reader.read(&self.lane.key, datagram, extra, proved);
+            bytes += parsed.as_ref().map_or(0, |_| datagram.len() + extra);
+            payload +=
+                parsed.as_ref().and_then(|parsed| parsed.chunk).map_or(0, |(header, _)| header.length());
+            if let Some(message_count) = parsed.as_ref().and_then(|parsed| parsed.message_count) {
+                self.turns.note_count(message_count);
             }
-            self.came.push(came);
+            self.parsed.push(parsed);
         }
         shared.received.fetch_add(bytes as u64, Relaxed);
-        if said {
+        if has_message {
             self.say_taken(shared);
         }
         if payload > 0 {
             sink.progress(payload as u64);
         }
-        for (datagram, came) in self.buffer.datagrams().zip(&self.came) {
-            let Some(Came { told: Some(told), chunk: Some((header, start)) }) = came else { continue };
+        for (datagram, parsed) in self.buffer.datagrams().zip(&self.parsed) {
+            let Some(Parsed { message_count: Some(message_count), chunk: Some((header, start)) }) = parsed
+            else {
+                continue;
+            };
             let Some(payload) = datagram.get(*start..) else { continue };
-            if self.turns.is_due(*told) {
+            if self.turns.is_due(*message_count) {
                 store(header, payload, sink, shared)?;
             } else {
-                self.held.push(*told, *header, payload.to_vec());
+                self.held.push(*message_count, *header, payload.to_vec());
                 shared.copied.fetch_add(payload.len() as u64, Relaxed);
             }
         }
-        while let Some(Rebuilt { told, header, payload }) = self.reader.rebuilt() {
+        while let Some(Rebuilt { message_count, header, payload }) = self.reader.rebuilt() {
             sink.progress(payload.len() as u64);
-            if self.turns.is_due(told) {
+            if self.turns.is_due(message_count) {
                 store(&header, &payload, sink, shared)?;
             } else {
-                self.held.push(told, header, payload);
+                self.held.push(message_count, header, payload);
             }
         }
         self.tell(shared);
@@ -273,7 +277,7 @@ impl<R: Reader> Intake<R> {
         if !self.answers() {
             return;
         }
-        if let Some(answer) = self.reader.answer(self.turns.told()) {
+        if let Some(answer) = self.reader.answer(self.turns.greatest()) {
             shared.sent.fetch_add(self.lane.tell(&answer) as u64, Relaxed);
         }
     }

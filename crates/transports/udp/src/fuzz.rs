@@ -16,7 +16,7 @@ pub fn datagram(bytes: &[u8]) {
     let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     let mut again = Vec::new();
     datagram.encode(&KEY, &mut again);
-    assert!(again.len() <= bytes.len() && datagram.told < 1 << 48);
+    assert!(again.len() <= bytes.len() && datagram.message_count < 1 << 48);
     if let Kind::Chunk(header) = datagram.kind {
         assert_eq!(bytes.len(), CHUNK_HEADER_BYTES + header.length());
         again.extend_from_slice(&bytes[CHUNK_HEADER_BYTES..]);
@@ -64,7 +64,7 @@ mod tests {
         ];
         let encode = |(kind, payload): (Kind, &[u8])| {
             let mut out = Vec::new();
-            Datagram { kind, report_wanted: true, told: 8, position: 9 }.encode(&KEY, &mut out);
+            Datagram { kind, report_wanted: true, message_count: 8, position: 9 }.encode(&KEY, &mut out);
             [&out, payload].concat()
         };
         kinds.into_iter().map(encode).collect()

@@ -109,7 +109,7 @@ pub(crate) async fn answer(
         incoming.greeted(operation, from, key, seal(0), 0, Way::In),
         outgoing.greeted(operation, from, key, seal(1), 1, Way::Out)
     )?;
-    unauthenticated_peers.iter().for_each(UnauthenticatedPeer::heard);
+    unauthenticated_peers.iter().for_each(UnauthenticatedPeer::progressed);
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
     Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(unauthenticated_peers) })
 }
@@ -160,7 +160,12 @@ async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
     let (mut pause, most) = REPEAT;
     loop {
         for (number, lane) in (0..).zip(lanes) {
-            lane.tell(&Datagram { kind: Kind::Hello, report_wanted: false, told: 0, position: number });
+            lane.tell(&Datagram {
+                kind: Kind::Hello,
+                report_wanted: false,
+                message_count: 0,
+                position: number,
+            });
         }
         sleep(pause).await;
         pause = (2 * pause).min(most);

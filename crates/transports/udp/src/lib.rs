@@ -25,7 +25,7 @@ mod receive;
 #[cfg(test)]
 #[path = "../../../proto/tests/machines/common/recorded.rs"]
 mod recorded;
-pub mod said;
+pub mod repetition;
 pub mod secure;
 mod send;
 pub mod shared;

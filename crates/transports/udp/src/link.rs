@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use crate::deliver::{pass_on, Intake};
 use crate::hello::Ends;
 use crate::receive::Reports;
-use crate::said::keep_saying;
+use crate::repetition::keep_saying;
 use crate::send::{self, Sender};
 use crate::shared::Shared;
 use crate::socket::Lane;
@@ -47,8 +47,8 @@ impl UdpLink {
         let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
-        let heard = (sender.clone(), shared.clone());
-        let hear = move || send::hear(heard.clone());
+        let state = (sender.clone(), shared.clone());
+        let hear = move || send::hear(state.clone());
         let saying = tokio::spawn(keep_saying(shared.clone(), outgoing.clone(), hear));
         let tasks = [reading, telling, saying].map(|task| task.abort_handle());
         Self { inner, sender, outgoing, incoming, intake, shared, tasks }

@@ -129,7 +129,8 @@ mod tests {
 
     fn report(seal: &Seal) -> Vec<u8> {
         let mut out = Vec::new();
-        let datagram = Datagram { kind: What::Report(5), report_wanted: false, told: 6, position: 7 };
+        let datagram =
+            Datagram { kind: What::Report(5), report_wanted: false, message_count: 6, position: 7 };
         datagram.encode(&LINK, &mut out);
         seal.close(&mut out, 0);
         out
@@ -142,7 +143,7 @@ mod tests {
         let mut copy = sealed.clone();
         let length = there.open(&LINK, &mut copy).unwrap();
         let found = Datagram::decode(&LINK, &copy[..length]).unwrap();
-        assert_eq!((found.kind, found.told, found.position), (What::Report(5), 6, 7));
+        assert_eq!((found.kind, found.message_count, found.position), (What::Report(5), 6, 7));
         assert_eq!(there.open(&LINK, &mut sealed.clone()), None, "replayed");
         assert_eq!(here.open(&LINK, &mut report(&here)), None, "sent back");
         let secret = Secret::new(Cipher::Aes256Gcm, &[9; 32], &LINK);

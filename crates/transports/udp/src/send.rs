@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
-use crate::said::Word;
+use crate::repetition::Word;
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::window::{cost, Permit, Window, MAX_TIMEOUT};
@@ -31,7 +31,7 @@ pub(crate) struct Sender {
     window: Window,
     batch: Vec<u8>,
     reports: Buffer,
-    /// Number of control messages that the peer knows to have been sent: the greatest `told` of its reports.
+    /// Number of control messages that the peer knows to have been sent: the greatest count of its reports.
     known: u64,
     trace: Option<Trace>,
 }
@@ -68,13 +68,13 @@ impl Sender {
             let now = Instant::now();
             for bytes in self.reports.datagrams() {
                 if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
-                    shared.said.taken(count);
+                    shared.unacknowledged.taken(count);
                 }
                 let Some(report) = Datagram::decode(&self.lane.key, bytes) else { continue };
                 if let Kind::Report(received) = report.kind {
                     shared.received.fetch_add(bytes.len() as u64, Relaxed);
                     self.window.reported(now, report.position, received, timely);
-                    self.known = self.known.max(report.told);
+                    self.known = self.known.max(report.message_count);
                 }
             }
         }
@@ -123,7 +123,7 @@ impl Sender {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
-        let told = if update.is_detached() { 0 } else { shared.told.load(Acquire) };
+        let message_count = if update.is_detached() { 0 } else { shared.messages_sent.load(Acquire) };
         let around = CHUNK_HEADER_BYTES + self.lane.extra();
         let bytes = |chunk: &thalweg_transport::ChunkRef| around + chunk.range().len() as usize;
         let first = chunks.first().map_or(0, bytes);
@@ -137,7 +137,7 @@ impl Sender {
                 || next.is_none_or(|next| next > first || position + cost(next) > until);
             let (header, payload) = update.frame(chunk)?;
             let report_wanted = next.is_none() || (ends && self.window.wants_report(position));
-            let datagram = Datagram { kind: Kind::Chunk(header), report_wanted, told, position };
+            let datagram = Datagram { kind: Kind::Chunk(header), report_wanted, message_count, position };
             self.lane.append(&datagram, &payload, &mut self.batch);
             batch.position = position;
             batch.chunks += 1;
@@ -169,8 +169,8 @@ impl Sender {
 
 /// Sends a probe, which asks the peer for a report. Drops it if the socket has no room.
 pub(crate) fn probe(lane: &Lane, shared: &Shared) {
-    let (told, position) = (shared.told.load(Acquire), shared.position.load(Acquire));
-    let probe = Datagram { kind: Kind::Probe, report_wanted: true, told, position };
+    let (message_count, position) = (shared.messages_sent.load(Acquire), shared.position.load(Acquire));
+    let probe = Datagram { kind: Kind::Probe, report_wanted: true, message_count, position };
     shared.sent.fetch_add(lane.tell(&probe) as u64, Relaxed);
 }
 
@@ -183,7 +183,7 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
             tokio::time::sleep(pause).await;
             let mut sender = sender.lock().await;
             sender.hear(&shared, false);
-            if sender.known >= shared.told.load(Acquire) {
+            if sender.known >= shared.messages_sent.load(Acquire) {
                 break;
             }
             probe(&sender.lane, &shared);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use thalweg_transport::{Error, Result, Standing};
 use tokio::sync::{watch, Mutex, Notify};
 
-use crate::said::Said;
+use crate::repetition::Unacknowledged;
 use crate::socket::Lane;
 
 /// How a link has ended.
@@ -28,15 +28,15 @@ pub struct Shared {
     /// Set when the link has ended.
     end: watch::Sender<Option<End>>,
     /// Number of control messages sent.
-    pub told: AtomicU64,
+    pub messages_sent: AtomicU64,
     /// Total cost of the chunk datagrams sent, by [`cost`](crate::window::cost). Probes repeat this position.
     pub position: AtomicU64,
     /// Wakes the task that repeats probes, after a control message was sent.
     pub spoke: Notify,
     /// Wakes the task that repeats control messages, after a control message was sent.
-    pub said_more: Notify,
+    pub message_sent: Notify,
     /// Control messages that the peer has not acknowledged.
-    pub said: Said,
+    pub unacknowledged: Unacknowledged,
     /// True once this end has sent a detached update, whose chunks wait for no control message.
     pub detached: AtomicBool,
     /// Held while a control message is sent and counted, so that its number is its place on the control
@@ -58,11 +58,11 @@ impl Shared {
             who,
             standing,
             end: watch::Sender::new(None),
-            told: zero(),
+            messages_sent: zero(),
             position: zero(),
             spoke: Notify::new(),
-            said_more: Notify::new(),
-            said: Said::default(),
+            message_sent: Notify::new(),
+            unacknowledged: Unacknowledged::default(),
             detached: AtomicBool::default(),
             speaking: Mutex::new(()),
             sent: zero(),
@@ -76,11 +76,13 @@ impl Shared {
     /// If this end sends detached updates, the message also goes out in a datagram at once: an end whose
     /// chunks do not wait for messages should not wait 100 ms for the peer's answer either.
     pub fn spoken(&self, lane: &Lane, message: Bytes) {
-        let number = self.told.fetch_add(1, Release) + 1;
-        if let Some(sent) = self.said.say(number, message, self.detached.load(Relaxed).then_some(lane)) {
+        let number = self.messages_sent.fetch_add(1, Release) + 1;
+        if let Some(sent) =
+            self.unacknowledged.say(number, message, self.detached.load(Relaxed).then_some(lane))
+        {
             self.sent.fetch_add(sent as u64, Relaxed);
         }
-        self.said_more.notify_one();
+        self.message_sent.notify_one();
     }
 
     /// Marks the link as ended by the peer. Messages that arrived before the end can still be received.

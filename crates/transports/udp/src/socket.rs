@@ -97,8 +97,8 @@ impl Unbound {
     ) -> Result<Lane> {
         let mut buffer = [0; WHOLE];
         loop {
-            let came = self.socket.recv_from(&mut buffer).await;
-            let (length, from) = came.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
+            let received = self.socket.recv_from(&mut buffer).await;
+            let (length, from) = received.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
             let length = match &seal {
                 Some(seal) => seal.open(&key, &mut buffer[..length]).unwrap_or(0),
                 None => length,

@@ -1,6 +1,6 @@
 //! The order between chunks and control messages, which travel separately. Does no I/O.
 //!
-//! Each datagram has a count, `told`: how many control messages its sender had sent before it. Two rules
+//! Each datagram says how many control messages its sender had sent before it: its message count. Two rules
 //! follow:
 //!
 //! - A chunk waits until that many messages have been delivered. Otherwise it could arrive before the
@@ -14,30 +14,30 @@
 #[derive(Debug, Default)]
 pub struct Turns {
     /// Greatest count of all datagrams.
-    told: u64,
+    greatest: u64,
     /// Number of messages delivered.
     delivered: u64,
 }
 
 impl Turns {
-    /// Notes a datagram with the count `told`.
-    pub fn heard(&mut self, told: u64) {
-        self.told = self.told.max(told);
+    /// Notes a datagram with this message count.
+    pub fn note_count(&mut self, count: u64) {
+        self.greatest = self.greatest.max(count);
     }
 
     /// The greatest count received.
-    pub fn told(&self) -> u64 {
-        self.told
+    pub fn greatest(&self) -> u64 {
+        self.greatest
     }
 
-    /// Whether a chunk with the count `told` may be given to the sink.
-    pub fn is_due(&self, told: u64) -> bool {
-        told <= self.delivered
+    /// Whether a chunk with this message count may be given to the sink.
+    pub fn is_due(&self, count: u64) -> bool {
+        count <= self.delivered
     }
 
     /// Whether the next control message may be delivered.
     pub fn may_deliver(&self) -> bool {
-        self.told > self.delivered
+        self.greatest > self.delivered
     }
 
     /// Notes that a control message was delivered and that its receiver is ready for more.
@@ -64,46 +64,46 @@ mod tests {
     /// whose numbers are in `lost` never arrive. Returns what was sent and what was delivered.
     fn run(script: &[bool], order: &[bool], lost: &[u32]) -> (Vec<Sent>, Vec<Sent>) {
         let (mut sent, mut datagrams, mut messages) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        let mut told = 0;
+        let mut count = 0;
         for (number, &message) in (0..).zip(script) {
             if message {
-                told += 1;
-                messages.push_back(told);
-                datagrams.push_back((None, told));
-                sent.push(Sent::Message(told));
+                count += 1;
+                messages.push_back(count);
+                datagrams.push_back((None, count));
+                sent.push(Sent::Message(count));
             } else {
-                sent.push(Sent::Chunk(number, told));
+                sent.push(Sent::Chunk(number, count));
                 if !lost.contains(&number) {
-                    datagrams.push_back((Some(number), told));
+                    datagrams.push_back((Some(number), count));
                 }
             }
         }
-        let (mut turns, mut came) = (Turns::default(), Vec::new());
+        let (mut turns, mut received) = (Turns::default(), Vec::new());
         let (mut held, mut waiting) = (VecDeque::new(), VecDeque::new());
         let mut order = order.iter().copied().chain(std::iter::repeat([true, false]).flatten());
         while !datagrams.is_empty() || !messages.is_empty() {
             if order.next() == Some(true) {
                 waiting.extend(messages.pop_front());
-            } else if let Some((chunk, told)) = datagrams.pop_front() {
-                turns.heard(told);
-                held.extend(chunk.map(|number| (number, told)));
+            } else if let Some((chunk, count)) = datagrams.pop_front() {
+                turns.note_count(count);
+                held.extend(chunk.map(|number| (number, count)));
             }
             loop {
-                let before = came.len();
-                while let Some(&(number, told)) = held.front().filter(|(_, told)| turns.is_due(*told)) {
-                    came.push(Sent::Chunk(number, told));
+                let before = received.len();
+                while let Some(&(number, count)) = held.front().filter(|(_, count)| turns.is_due(*count)) {
+                    received.push(Sent::Chunk(number, count));
                     held.pop_front();
                 }
                 if turns.may_deliver() && !waiting.is_empty() {
-                    came.extend(waiting.pop_front().map(Sent::Message));
+                    received.extend(waiting.pop_front().map(Sent::Message));
                     turns.delivered();
                 }
-                if came.len() == before {
+                if received.len() == before {
                     break;
                 }
             }
         }
-        (sent, came)
+        (sent, received)
     }
 
     proptest! {
@@ -113,16 +113,16 @@ mod tests {
             order in prop::collection::vec(any::<bool>(), 0..80),
             lost in prop::collection::vec(0..60_u32, 0..20),
         ) {
-            let (sent, came) = run(&script, &order, &lost);
+            let (sent, received) = run(&script, &order, &lost);
             let kept = |s: &Sent| !matches!(s, Sent::Chunk(number, _) if lost.contains(number));
-            prop_assert_eq!(came, sent.into_iter().filter(kept).collect::<Vec<_>>());
+            prop_assert_eq!(received, sent.into_iter().filter(kept).collect::<Vec<_>>());
         }
     }
 
     #[test]
     fn a_round_whose_chunks_overtake_its_announcement_is_taken_whole() {
         let script = [true, false, false, false, true];
-        let (sent, came) = run(&script, &[false; 5], &[]);
-        assert_eq!(came, sent);
+        let (sent, received) = run(&script, &[false; 5], &[]);
+        assert_eq!(received, sent);
     }
 }

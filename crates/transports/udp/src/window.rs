@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use thalweg_sending::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Time, Trips, Waits};
+use thalweg_sending::{AckSample, Belief, Delivery, Pacer, Rate, Stamp, Time, Trips, Waits};
 
 use crate::datagram::WHOLE;
 
@@ -104,12 +104,12 @@ pub(crate) struct Window {
     marked: u64,
     marks: VecDeque<Mark>,
     /// When the last report arrived or was asked for, and how long to wait for the next one.
-    heard: Instant,
+    last_report: Instant,
     timeout: Duration,
     /// `sent` when a full window last led to a probe, since no report had arrived in time.
     probed: u64,
     /// Cost lost and cost received since a report last covered a mark.
-    untold: (u64, u64),
+    uncounted: (u64, u64),
     /// Why the sender does not send, for the trace.
     waits: Waits,
 }
@@ -130,10 +130,10 @@ impl Window {
             missing: 0,
             marked: 0,
             marks: VecDeque::new(),
-            heard: now,
+            last_report: now,
             timeout: TIMEOUT,
             probed: 0,
-            untold: (0, 0),
+            uncounted: (0, 0),
             waits: Waits::Idle,
         }
     }
@@ -193,7 +193,7 @@ impl Window {
         let full = self.rate.full();
         let room = self.size().saturating_sub(self.under_way());
         if room < full && self.under_way() > 0 {
-            return Permit::Report(self.heard + self.timeout);
+            return Permit::Report(self.last_report + self.timeout);
         }
         let room = room.max(full);
         let Some(pace) = self.rate.pace() else { return Permit::Now(room) };
@@ -220,7 +220,7 @@ impl Window {
     pub(crate) fn sent_to(&mut self, now: Instant, position: u64, reported: &[u64]) {
         let (time, alone) = (self.time(now), self.under_way() == 0);
         if alone {
-            (self.heard, self.timeout) = (now, self.wait());
+            (self.last_report, self.timeout) = (now, self.wait());
         }
         let stamp = self.delivery.sent(time, alone);
         self.pacer.sent(position - self.sent);
@@ -243,7 +243,7 @@ impl Window {
     /// Notes that a probe was sent, and doubles the report timeout.
     pub(crate) fn probed(&mut self, now: Instant) {
         self.probed = self.sent;
-        (self.heard, self.timeout) = (now, (2 * self.timeout).min(MAX_TIMEOUT));
+        (self.last_report, self.timeout) = (now, (2 * self.timeout).min(MAX_TIMEOUT));
     }
 
     /// The report timeout before it is doubled.
@@ -262,8 +262,8 @@ impl Window {
             // A later report has overtaken this one.
             return self.rate.overtaken();
         }
-        let (time, came) = (self.time(now), received - self.received);
-        if came > seen - self.seen {
+        let (time, arrived) = (self.time(now), received - self.received);
+        if arrived > seen - self.seen {
             self.rate.overtaken();
         }
         (self.seen, self.received) = (seen, received);
@@ -271,26 +271,26 @@ impl Window {
         // loss.
         let lost = (seen - received).saturating_sub(self.missing);
         self.missing += lost;
-        (self.heard, self.timeout) = (now, self.wait());
-        let mut asked = None;
+        (self.last_report, self.timeout) = (now, self.wait());
+        let mut newest = None;
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.position <= seen) {
             self.marks.pop_front();
-            asked = Some(mark);
+            newest = Some(mark);
         }
-        self.untold = (self.untold.0 + lost, self.untold.1 + came);
-        let Some(mark) = asked else { return };
-        let (lost, came) = std::mem::take(&mut self.untold);
-        self.delivery.arrived(time, came, mark.sent, mark.stamp);
+        self.uncounted = (self.uncounted.0 + lost, self.uncounted.1 + arrived);
+        let Some(mark) = newest else { return };
+        let (lost, arrived) = std::mem::take(&mut self.uncounted);
+        self.delivery.arrived(time, arrived, mark.sent, mark.stamp);
         // Take no RTT sample if a later datagram or a probe may have caused the report (Karn and Partridge
         // 1987; RFC 6298, section 3).
         let by_probe = self.rate.base().is_some() && mark.position <= self.probed && self.probed <= seen;
         let caused = (lost == 0 || mark.position == seen) && !by_probe;
         let trip = (timely && caused).then(|| time.saturating_sub(mark.sent));
         trip.into_iter().for_each(|trip| self.trips.measured(trip));
-        self.rate.heard(&Heard {
+        self.rate.acknowledged(&AckSample {
             now: time,
-            bytes: came,
-            fates: (came, lost),
+            bytes: arrived,
+            fates: (arrived, lost),
             delivered: self.delivery.delivered(),
             under_way: self.under_way(),
             trip,
@@ -311,7 +311,7 @@ mod tests {
         window: Window,
         now: Instant,
         free: Instant,
-        came: u64,
+        received: u64,
         reports: VecDeque<(Instant, u64, u64)>,
         queued: Duration,
         /// If set, both ends react late; the delays are drawn from this seed (xorshift64).
@@ -330,7 +330,7 @@ mod tests {
                 window,
                 now,
                 free,
-                came: 0,
+                received: 0,
                 reports: VecDeque::new(),
                 queued,
                 late: None,
@@ -363,7 +363,7 @@ mod tests {
             self.window.sent_to(self.now, position, &[position][..usize::from(asks)]);
             let fits = self.free.saturating_duration_since(self.now) <= self.holds;
             if fits && !(position / FULL).is_multiple_of(lost) {
-                self.came += FULL;
+                self.received += FULL;
             }
             if fits {
                 self.free = self.free.max(self.now) + Duration::from_secs_f64(FULL as f64 / rate);
@@ -373,12 +373,12 @@ mod tests {
                 let read = self
                     .at_work(self.free + delay)
                     .max(self.reports.back().map_or(self.free, |r| r.0 - delay));
-                self.reports.push_back((read + delay, position, self.came));
+                self.reports.push_back((read + delay, position, self.received));
             }
         }
 
         fn run(&mut self, time: Duration, rate: f64, delay: Duration, lost: u64) -> (f64, Duration) {
-            let (until, before, mut longest) = (self.now + time, self.came, Duration::ZERO);
+            let (until, before, mut longest) = (self.now + time, self.received, Duration::ZERO);
             while self.now < until {
                 match self.window.permit(self.now) {
                     Permit::Now(room) => {
@@ -396,19 +396,21 @@ mod tests {
                             self.reports.push_back((
                                 self.free.max(by) + 2 * delay,
                                 self.window.sent(),
-                                self.came,
+                                self.received,
                             ));
                         }
                         let next = self.reports[0].0;
                         self.now = self.at_work(next.max(self.now)).max(self.now);
                     }
                 }
-                while let Some((_, seen, came)) = self.reports.front().copied().filter(|r| r.0 <= self.now) {
+                while let Some((_, seen, received)) =
+                    self.reports.front().copied().filter(|r| r.0 <= self.now)
+                {
                     self.reports.pop_front();
-                    self.window.reported(self.now, seen, came, true);
+                    self.window.reported(self.now, seen, received, true);
                 }
             }
-            ((self.came - before) as f64 / time.as_secs_f64(), longest)
+            ((self.received - before) as f64 / time.as_secs_f64(), longest)
         }
     }
 

@@ -43,8 +43,8 @@ fn datagram(key: &[u8], kind: u8, position: u64, rest: &[u8]) -> Vec<u8> {
 }
 
 /// Sets the datagram's message count: that many control messages were sent before it.
-fn after(told: u8, mut datagram: Vec<u8>) -> Vec<u8> {
-    datagram[18] = told;
+fn after(message_count: u8, mut datagram: Vec<u8>) -> Vec<u8> {
+    datagram[18] = message_count;
     datagram
 }
 
@@ -126,11 +126,11 @@ async fn random_datagrams_are_dropped() {
             }
         }
         peer.up.send(&chunk(&peer.key, round * 50, &[round as u8; 50])).await.unwrap();
-        let came = sink.until(|seen| seen.stored.len() as u64 == round + 1);
+        let outcome = sink.until(|seen| seen.stored.len() as u64 == round + 1);
         tokio::select! {
             biased;
             ended = &mut receive => assert!(ended.is_err(), "nobody has sent a message"),
-            came = tokio::time::timeout(GUARD / 4, came) => came.unwrap(),
+            outcome = tokio::time::timeout(GUARD / 4, outcome) => outcome.unwrap(),
         }
     }
     peer.control.send_control(Bytes::from_static(b"end")).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_damaged_payload_is_reported_and_the_link_goes_on() {
     let mut receive = server.receive(&sink);
     tokio::select! {
         () = sink.until(|seen| seen.stored.len() == 2) => {}
-        came = &mut receive => assert!(came.is_err(), "nobody has sent a message"),
+        outcome = &mut receive => assert!(outcome.is_err(), "nobody has sent a message"),
     }
     assert!(sink.seen().stored[0].1.is_err() && sink.seen().stored[1].1.is_ok());
     assert_eq!(&sink.bytes(thalweg_wire::Range::new(0, 100))[..], &[2; 100]);
@@ -173,9 +173,9 @@ async fn chunks_that_overtake_a_message_wait_for_it() {
     for n in 0..chunks {
         peer.up.send(&after(1, chunk(&peer.key, n * 1000, &[n as u8; 1000]))).await.unwrap();
         if n % 10 == 0 {
-            let came =
+            let outcome =
                 std::future::poll_fn(|c| std::task::Poll::Ready(receive.as_mut().poll(c).is_ready())).await;
-            assert!(!came, "nobody has sent a message");
+            assert!(!outcome, "nobody has sent a message");
         }
     }
     assert_eq!(recorder.seen().placed.len(), 0, "given before its message");
@@ -186,7 +186,7 @@ async fn chunks_that_overtake_a_message_wait_for_it() {
     tokio::select! {
         biased;
         () = recorder.until(|seen| seen.stored.len() as u64 == chunks) => {}
-        came = &mut rest => assert!(came.is_err(), "there is no second message"),
+        outcome = &mut rest => assert!(outcome.is_err(), "there is no second message"),
     }
     assert_eq!(recorder.seen().ranges.bytes(), chunks * 1000);
 }
@@ -203,7 +203,7 @@ async fn a_message_waits_for_what_was_sent_before_it() {
     tokio::select! {
         biased;
         () = recorder.until(|seen| seen.stored.len() == 1) => {}
-        came = &mut receive => assert!(came.is_err(), "the end came first"),
+        outcome = &mut receive => assert!(outcome.is_err(), "the end came first"),
     }
     peer.up.send(&chunk(&peer.key, 50, &[2; 50])).await.unwrap();
     peer.up.send(&after(1, datagram(&peer.key, 2, 0, &[]))).await.unwrap();

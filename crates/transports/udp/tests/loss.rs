@@ -24,8 +24,8 @@ async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: Arena, chunk: u32
     let report = from.send_update(&outgoing(&source, update_id(1), chunk)).await.unwrap();
     let all = recorder.until(|seen| seen.stored.len() as u64 == report.chunks);
     let outcome = tokio::time::timeout(GUARD / 2, all).await;
-    let came = recorder.seen().stored.len() as u64;
-    assert!(outcome.is_ok(), "{came} of {} datagrams came", report.chunks);
+    let stored = recorder.seen().stored.len() as u64;
+    assert!(outcome.is_ok(), "{stored} of {} datagrams came", report.chunks);
     recorder.check(&source);
 }
 
@@ -77,8 +77,8 @@ async fn unpaced_chunks_do_not_wait_for_a_peer_that_does_not_read() {
     client.send_control(Bytes::from_static(b"end")).await.unwrap();
     let recorder = Recorder::new(source.len());
     assert_eq!(&server.receive(&recorder).await.unwrap()[..], b"end");
-    let came = recorder.seen().stored.len() as u64;
-    assert!(0 < came && came < report.chunks / 2, "{came} of {} came", report.chunks);
+    let stored = recorder.seen().stored.len() as u64;
+    assert!(0 < stored && stored < report.chunks / 2, "{stored} of {} were stored", report.chunks);
 }
 
 /// The peer stops reading again and again, each time for longer than the first report timeouts. Nothing is
@@ -102,7 +102,7 @@ async fn no_datagram_is_lost_while_the_peer_does_not_read() {
         tokio::select! {
             biased;
             () = recorder.until(|seen| seen.stored.len() >= chunks * part / 5) => {}
-            came = &mut receive => assert!(came.is_err(), "the end overtook most of the update"),
+            outcome = &mut receive => assert!(outcome.is_err(), "the end overtook most of the update"),
         }
     }
     assert_eq!(receive.await.unwrap(), "end");
@@ -110,7 +110,7 @@ async fn no_datagram_is_lost_while_the_peer_does_not_read() {
     tokio::select! {
         biased;
         () = recorder.until(|seen| seen.stored.len() == chunks) => {}
-        came = &mut rest => assert!(came.is_err(), "there is no second message"),
+        outcome = &mut rest => assert!(outcome.is_err(), "there is no second message"),
     }
     recorder.check(&source);
     drop(sending.await.unwrap());

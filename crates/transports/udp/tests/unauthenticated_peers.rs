@@ -47,8 +47,8 @@ async fn socket_to(from: Ipv4Addr, port: &[u8]) -> UdpSocket {
     socket
 }
 
-fn datagram(key: &[u8], kind: u8, told: u8, position: u64, rest: &[u8]) -> Vec<u8> {
-    [key, &[kind, 0, told, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
+fn datagram(key: &[u8], kind: u8, message_count: u8, position: u64, rest: &[u8]) -> Vec<u8> {
+    [key, &[kind, 0, message_count, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
 }
 
 /// Shakes hands with datagrams from `from`, up to the listener's last message, which it does not read.
@@ -134,8 +134,8 @@ async fn datagrams_from_another_address_than_the_control_connections_are_refused
         assert!(error.to_string().contains("127.0.0.2"), "{error}");
         let (_, _, up, down) = victim;
         for socket in [up, down] {
-            let came = socket.try_recv(&mut [0; 64]);
-            assert!(came.is_err(), "something was sent there");
+            let outcome = socket.try_recv(&mut [0; 64]);
+            assert!(outcome.is_err(), "something was sent there");
         }
     }
 }
@@ -149,11 +149,11 @@ async fn probe(up: &UdpSocket, key: &[u8]) -> std::convert::Infallible {
     }
 }
 
-fn chunk(key: &[u8], told: u8, offset: u64, payload: &[u8]) -> Vec<u8> {
+fn chunk(key: &[u8], message_count: u8, offset: u64, payload: &[u8]) -> Vec<u8> {
     let length = payload.len() as u32;
     let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset, length };
     let header = FrameHeader::chunk(chunk, checksum(payload)).encode();
-    datagram(key, 1, told, 0, &[&header[..], payload].concat())
+    datagram(key, 1, message_count, 0, &[&header[..], payload].concat())
 }
 
 /// The receiver drops chunks of an unauthenticated peer, even those that claim to wait for a message. Its
@@ -168,15 +168,15 @@ async fn nothing_is_kept_of_an_unauthenticated_peers_chunks() {
     let sink = Recorder::new(1 << 20);
     let mut receive = server.receive(&sink);
     for n in 0..1_000_u64 {
-        let (told, length) = ((n % 3) as u8, 1 + n as usize * 37 % 1_000);
-        up.send(&chunk(&key, told, n * 1_000, &vec![n as u8; length])).await.unwrap();
-        let came =
+        let (message_count, length) = ((n % 3) as u8, 1 + n as usize * 37 % 1_000);
+        up.send(&chunk(&key, message_count, n * 1_000, &vec![n as u8; length])).await.unwrap();
+        let outcome =
             std::future::poll_fn(|c| std::task::Poll::Ready(receive.as_mut().poll(c).is_ready())).await;
-        assert!(!came, "nobody has sent a message");
+        assert!(!outcome, "nobody has sent a message");
     }
     control.send_control(Bytes::from_static(b"it is me")).await.unwrap();
     tokio::select! {
-        came = &mut receive => assert_eq!(came.unwrap(), "it is me"),
+        outcome = &mut receive => assert_eq!(outcome.unwrap(), "it is me"),
         never = probe(&up, &key) => match never {},
     }
     drop(receive);
@@ -187,7 +187,7 @@ async fn nothing_is_kept_of_an_unauthenticated_peers_chunks() {
     tokio::select! {
         biased;
         () = sink.until(|seen| seen.stored.len() == 1) => {}
-        came = &mut receive => assert!(came.is_err(), "there is no second message"),
+        outcome = &mut receive => assert!(outcome.is_err(), "there is no second message"),
     }
     assert_eq!(sink.seen().ranges.bytes(), 50, "none of those before was kept");
 }
@@ -216,10 +216,10 @@ async fn the_kernel_holds_little_for_a_unauthenticated_peer() {
     let mut receive = server.receive(&sink);
     control.send_control(Bytes::from_static(b"now")).await.unwrap();
     tokio::select! {
-        came = &mut receive => assert_eq!(came.unwrap(), "now"),
+        outcome = &mut receive => assert_eq!(outcome.unwrap(), "now"),
         never = probe(&up, &key) => match never {},
     }
     drop(receive);
-    let came = sink.seen().placed.len();
-    assert!(came * 500 <= granted(16 << 10), "{came} chunks of 500 bytes were held");
+    let placed = sink.seen().placed.len();
+    assert!(placed * 500 <= granted(16 << 10), "{placed} chunks of 500 bytes were held");
 }

@@ -59,7 +59,7 @@ pub(crate) struct ZmqCarrier {
     pub(crate) sockets: Sockets,
     /// With `reqrep`, at a member: whether the member has sent the request that the listener's next message
     /// answers. At a listener it stays false.
-    asked: AtomicBool,
+    requested: AtomicBool,
     peers: Mutex<Peers>,
     pub(crate) visitors: Visitors,
     end: watch::Sender<Option<String>>,
@@ -95,7 +95,7 @@ impl ZmqCarrier {
     pub(crate) fn new(sockets: Sockets, admission_queue: Option<AdmissionQueue>) -> Self {
         Self {
             sockets,
-            asked: AtomicBool::new(false),
+            requested: AtomicBool::new(false),
             peers: Mutex::default(),
             visitors: Visitors::new(admission_queue),
             end: watch::Sender::new(None),
@@ -167,11 +167,11 @@ impl ZmqCarrier {
                 if !self.peers().knows(id, &head) {
                     // First process the events of connections that precede this message.
                     self.watch()?;
-                    self.peers().heard(id, &head);
+                    self.peers().note_message(id, &head);
                     head.source()
                         .iter()
-                        .for_each(|descriptor| self.visitors.heard(Place::Input, *descriptor));
-                    self.sockets.lines.iter().for_each(|lines| lines.heard(id));
+                        .for_each(|descriptor| self.visitors.progressed(Place::Input, *descriptor));
+                    self.sockets.lines.iter().for_each(|lines| lines.progressed(id));
                 }
                 // With the other patterns, the sender itself claims this id.
                 from = (self.sockets.pattern == Pattern::Router).then_some(id);
@@ -186,16 +186,16 @@ impl ZmqCarrier {
     /// and a listener's REP answers with an empty message.
     fn read(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let (socket, lockstep) = (&self.sockets.input.socket, self.sockets.pattern == Pattern::ReqRep);
-        if lockstep && self.sockets.member.is_some() && !self.asked.load(Ordering::Relaxed) {
+        if lockstep && self.sockets.member.is_some() && !self.requested.load(Ordering::Relaxed) {
             if !socket.send(&mut [MessagePart::copy_of(&[])?])? {
                 // The connection has ended.
                 return Ok(None);
             }
-            self.asked.store(true, Ordering::Relaxed);
+            self.requested.store(true, Ordering::Relaxed);
         }
         let found = socket.try_receive()?;
         if lockstep && found.is_some() {
-            self.asked.store(false, Ordering::Relaxed);
+            self.requested.store(false, Ordering::Relaxed);
             if self.sockets.member.is_none() {
                 socket.send(&mut [MessagePart::copy_of(&[])?])?;
             }
@@ -312,8 +312,8 @@ impl Carrier for ZmqCarrier {
             tokio::select! {
                 biased;
                 _ = end.wait_for(Option::is_some) => return Err(self.closed(operation)),
-                () = self.sockets.input.socket.came() => {}
-                () = self.sockets.input.monitor.came() => {}
+                () = self.sockets.input.socket.readable() => {}
+                () = self.sockets.input.monitor.readable() => {}
                 () = either(self.sockets.output.as_ref()) => {}
                 () = ended(self.sockets.line.as_ref()) => {}
                 () = lines_changed(self.sockets.lines.as_ref()) => self.watch_lines().map_err(|e| self.fail(operation, &e))?,
@@ -386,8 +386,8 @@ async fn either(output: Option<&Watched>) {
     match output {
         None => std::future::pending().await,
         Some(output) => tokio::select! {
-            () = output.socket.came() => {}
-            () = output.monitor.came() => {}
+            () = output.socket.readable() => {}
+            () = output.monitor.readable() => {}
         },
     }
 }
@@ -396,7 +396,7 @@ async fn either(output: Option<&Watched>) {
 async fn ended(line: Option<&PartySocket>) {
     match line {
         None => std::future::pending().await,
-        Some(line) => line.watched.monitor.came().await,
+        Some(line) => line.watched.monitor.readable().await,
     }
 }
 

@@ -30,7 +30,7 @@ impl ZmqCarrier {
                 match happened {
                     Happened::Connected(descriptor) => {
                         self.choose_congestion(descriptor);
-                        self.visitors.came(Place::Line(member), descriptor, line.watched.port);
+                        self.visitors.connected(Place::Line(member), descriptor, line.watched.port);
                         // The member sends over another connection, so it may have been admitted before this
                         // event.
                         if lines.is_admitted(member) {
@@ -71,7 +71,7 @@ impl ZmqCarrier {
             match happened {
                 Happened::Connected(descriptor) => {
                     self.choose_congestion(descriptor);
-                    self.visitors.came(place, descriptor, watched.port);
+                    self.visitors.connected(place, descriptor, watched.port);
                 }
                 Happened::Ended(descriptor) => {
                     self.visitors.ended(place, descriptor);
@@ -111,13 +111,14 @@ impl ZmqCarrier {
         while let Some(parts) = reception.socket.try_receive()? {
             // First process the events that precede this request.
             self.watch_one(reception, Place::Output)?;
-            let asked = parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
-            let ports = asked.and_then(|(id, descriptor)| {
-                self.visitors.heard(Place::Output, descriptor);
+            let request =
+                parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
+            let ports = request.and_then(|(id, descriptor)| {
+                self.visitors.progressed(Place::Output, descriptor);
                 lines.ports(MemberId(id), self.visitors.origin(Place::Output, descriptor)).ok()
             });
-            let told = ports.map(ports_text).unwrap_or_default();
-            reception.socket.send(&mut [MessagePart::copy_of(&[&told])?])?;
+            let text = ports.map(ports_text).unwrap_or_default();
+            reception.socket.send(&mut [MessagePart::copy_of(&[&text])?])?;
         }
         Ok(())
     }
@@ -137,11 +138,13 @@ impl ZmqCarrier {
             let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());
             if let Some(id) = id {
                 self.peers().wrote_to(MemberId(id), part.source());
-                part.source().iter().for_each(|descriptor| self.visitors.heard(Place::Output, *descriptor));
-                let told = [PORT, self.sockets.port.to_string().as_bytes()].concat();
+                part.source()
+                    .iter()
+                    .for_each(|descriptor| self.visitors.progressed(Place::Output, *descriptor));
+                let text = [PORT, self.sockets.port.to_string().as_bytes()].concat();
                 output
                     .socket
-                    .send(&mut [MessagePart::copy_of(&[topic])?, MessagePart::copy_of(&[&told])?])?;
+                    .send(&mut [MessagePart::copy_of(&[topic])?, MessagePart::copy_of(&[&text])?])?;
             }
         }
         Ok(())

@@ -20,13 +20,13 @@ pub(crate) const PORT: &[u8] = b"thalweg zmq port ";
 pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
     loop {
         while let Some(parts) = socket.try_receive()? {
-            let told = parts.last().map(|part| part.bytes()).unwrap_or_default();
-            let port = told.strip_prefix(PORT).and_then(|port| std::str::from_utf8(port).ok());
+            let text = parts.last().map(|part| part.bytes()).unwrap_or_default();
+            let port = text.strip_prefix(PORT).and_then(|port| std::str::from_utf8(port).ok());
             if let Some(port) = port.and_then(|port| port.parse().ok()) {
                 return Ok(port);
             }
         }
-        socket.came().await;
+        socket.readable().await;
     }
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
                 return Ok(());
             }
         }
-        socket.came().await;
+        socket.readable().await;
     }
 }
 
@@ -47,9 +47,9 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
 pub(crate) async fn ports(reception: &Socket, member: MemberId) -> io::Result<(u16, u16)> {
     loop {
         reception.send(&mut [MessagePart::copy_of(&[&member.0])?])?;
-        let told = answer(reception).await?;
-        if !told.is_empty() {
-            return read_ports(&told).ok_or_else(|| io::Error::other("the server tells no ports"));
+        let text = answer(reception).await?;
+        if !text.is_empty() {
+            return read_ports(&text).ok_or_else(|| io::Error::other("the server tells no ports"));
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -60,7 +60,7 @@ async fn answer(reception: &Socket) -> io::Result<Vec<u8>> {
         if let Some(parts) = reception.try_receive()? {
             return Ok(parts.first().map(|part| part.bytes().to_vec()).unwrap_or_default());
         }
-        reception.came().await;
+        reception.readable().await;
     }
 }
 
@@ -69,8 +69,8 @@ pub(crate) fn ports_text((up, down): (u16, u16)) -> Vec<u8> {
     [PORT, format!("{up} {down}").as_bytes()].concat()
 }
 
-fn read_ports(told: &[u8]) -> Option<(u16, u16)> {
-    let (up, down) = std::str::from_utf8(told.strip_prefix(PORT)?).ok()?.split_once(' ')?;
+fn read_ports(text: &[u8]) -> Option<(u16, u16)> {
+    let (up, down) = std::str::from_utf8(text.strip_prefix(PORT)?).ok()?.split_once(' ')?;
     Some((up.parse().ok()?, down.parse().ok()?))
 }
 

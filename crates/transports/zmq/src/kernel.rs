@@ -139,7 +139,7 @@ pub(crate) fn shut_down(descriptor: c_int, ends: Ends) {
 /// Bytes that have arrived on the connection between `ends`; 0 if the kernel does not say.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(crate) fn said(descriptor: c_int, ends: Ends) -> u64 {
+pub(crate) fn received_bytes(descriptor: c_int, ends: Ends) -> u64 {
     /// Where `tcpi_bytes_received` is in the kernel's `struct tcp_info`. The C library's struct is shorter.
     const AT: std::ops::Range<usize> = 128..136;
     let mut info = [0_u8; 256];
@@ -159,7 +159,7 @@ pub(crate) fn said(descriptor: c_int, ends: Ends) -> u64 {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn said(_: c_int, _: Ends) -> u64 {
+pub(crate) fn received_bytes(_: c_int, _: Ends) -> u64 {
     0
 }
 
@@ -190,7 +190,10 @@ mod tests {
         }
         (&theirs).write_all(b"still here").unwrap();
         accepted.read_exact(&mut [0; 10]).unwrap();
-        assert_eq!((said(descriptor, ends), said(descriptor, Ends { local: peer, peer })), (10, 0));
+        assert_eq!(
+            (received_bytes(descriptor, ends), received_bytes(descriptor, Ends { local: peer, peer })),
+            (10, 0)
+        );
         shut_down(descriptor, ends);
         assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
     }

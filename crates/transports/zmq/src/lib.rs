@@ -256,12 +256,12 @@ async fn dial(
         }
         Pattern::PushPull | Pattern::ReqRep => {
             let push = pattern == Pattern::PushPull;
-            let (saying, told) = if push { (Kind::Push, Kind::Pull) } else { (Kind::Req, Kind::Req) };
+            let (sending, receiving) = if push { (Kind::Push, Kind::Pull) } else { (Kind::Req, Kind::Req) };
             let (reception, _) = connect(Kind::Req, address, options, &keys, &member.0, &[]).await?;
             let (up, down) = in_time(pattern, address, options, ports(&reception.socket, member)).await?;
-            let (out, writing) = connect(saying, &there(up), options, &keys, &member.0, &[]).await?;
-            line = Some(PartySocket::new(saying, out));
-            (connect(told, &there(down), options, &keys, &member.0, &[]).await?.0, writing)
+            let (out, writing) = connect(sending, &there(up), options, &keys, &member.0, &[]).await?;
+            line = Some(PartySocket::new(sending, out));
+            (connect(receiving, &there(down), options, &keys, &member.0, &[]).await?.0, writing)
         }
     };
     let sockets = Sockets {

@@ -55,11 +55,11 @@ impl PartySocket {
         while !*turn {
             match socket.try_receive()? {
                 Some(_) => *turn = true,
-                None => socket.came().await,
+                None => socket.readable().await,
             }
         }
         while !socket.send(&mut parts)? {
-            socket.came().await;
+            socket.readable().await;
         }
         *turn = self.push;
         Ok(())
@@ -170,14 +170,14 @@ impl PartySockets {
     }
 
     /// Notes that a member has sent a message.
-    pub(crate) fn heard(&self, member: MemberId) {
+    pub(crate) fn progressed(&self, member: MemberId) {
         let mut open = self.open();
         open.silent.retain(|silent| *silent != member);
         open.lines
             .get(&member)
             .iter()
             .flat_map(|given| &given.unauthenticated_peers)
-            .for_each(UnauthenticatedPeer::heard);
+            .for_each(UnauthenticatedPeer::progressed);
     }
 
     /// Notes that the session has admitted a member.

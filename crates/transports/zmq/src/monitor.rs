@@ -67,8 +67,8 @@ impl Monitor {
     }
 
     /// Waits until there may be an event since the last check.
-    pub(crate) async fn came(&self) {
-        self.0.came().await;
+    pub(crate) async fn readable(&self) {
+        self.0.readable().await;
     }
 }
 

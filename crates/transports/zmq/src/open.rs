@@ -218,7 +218,7 @@ async fn established(address: &Address, monitor: &Monitor, options: &Options, un
                 }
             }
         }
-        if timeout_at(until, monitor.came()).await.is_err() {
+        if timeout_at(until, monitor.readable()).await.is_err() {
             let hint = "check the address and the firewall, or raise connect_timeout_ms";
             return fail(ErrorKind::Timeout, "did not answer in time", hint);
         }

@@ -42,7 +42,7 @@ impl Peers {
     }
 
     /// Notes over which connection a member's message came.
-    pub(crate) fn heard(&mut self, member: MemberId, message: &MessagePart) {
+    pub(crate) fn note_message(&mut self, member: MemberId, message: &MessagePart) {
         if self.leaving.contains(&member) {
             // Ignore the message: its connection has ended in the meantime.
             return;
@@ -84,7 +84,7 @@ impl Peers {
         if let Some(member) = self.leaving.pop_front() {
             self.known.remove(&member);
             let why = "its connection has ended".into();
-            return Some(Event::Gone { mailbox: Mailbox::Member(member), why });
+            return Some(Event::Departed { mailbox: Mailbox::Member(member), why });
         }
         self.refused.pop_front().map(Event::Refused)
     }

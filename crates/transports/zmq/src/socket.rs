@@ -87,7 +87,7 @@ impl Watch {
 /// A socket. Dropping it closes it.
 pub(crate) struct Socket(Arc<SocketState>);
 
-fn gone() -> io::Error {
+fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the socket is closed")
 }
 
@@ -107,7 +107,7 @@ impl Socket {
     /// connection. There is always room: the send queue is unbounded.
     pub(crate) fn send(&self, parts: &mut [MessagePart]) -> io::Result<bool> {
         let mut guard = self.0.raw();
-        let raw = guard.as_mut().ok_or_else(gone)?;
+        let raw = guard.as_mut().ok_or_else(closed)?;
         let sent = send(raw, parts);
         self.0.look(raw);
         sent
@@ -117,11 +117,11 @@ impl Socket {
     /// message left.
     pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let mut guard = self.0.raw();
-        receive(guard.as_mut().ok_or_else(gone)?)
+        receive(guard.as_mut().ok_or_else(closed)?)
     }
 
     /// Waits until something may have arrived since the last check.
-    pub(crate) async fn came(&self) {
+    pub(crate) async fn readable(&self) {
         self.0.input.notified().await;
     }
 

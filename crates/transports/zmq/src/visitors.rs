@@ -17,7 +17,7 @@ use crate::kernel::{self, Ends};
 
 /// Maximum number of bytes that a connection may send before its member is admitted. This is several times
 /// what an honest member needs: a CURVE handshake, a hello every 250 ms, and the session's first message.
-pub(crate) const MOST_SAID: u64 = 64 << 10;
+pub(crate) const MAX_RECEIVED: u64 = 64 << 10;
 /// Maximum number of bytes to the group while a connection that receives them is not admitted.
 const MOST_PASSED: u64 = 32 << 20;
 /// Pause between two checks of how much connections have sent.
@@ -61,7 +61,7 @@ struct Here {
     /// read it. It has several threads, so a member's first messages may arrive earlier than the report. Lock
     /// this only while `table` is locked.
     early: Mutex<HashSet<Key>>,
-    came: Notify,
+    connected: Notify,
 }
 
 impl Here {
@@ -92,7 +92,7 @@ impl Visitors {
 
     /// Notes a new connection to our `port`. The connection may have ended since, and its descriptor may
     /// belong to any other socket. The port tells these apart: other sockets have other ports.
-    pub(crate) fn came(&self, place: Place, descriptor: i32, port: u16) {
+    pub(crate) fn connected(&self, place: Place, descriptor: i32, port: u16) {
         let Some(admission_queue) = &self.admission_queue else { return };
         let Some(ends) = kernel::ends_of(descriptor).filter(|ends| ends.local.port() == port) else { return };
         let unauthenticated_peer = admission_queue.enter(ends.peer);
@@ -104,7 +104,7 @@ impl Visitors {
         }
         table.insert(key, Visitor { unauthenticated_peer, ends, passed: 0 });
         drop(table);
-        self.here.came.notify_one();
+        self.here.connected.notify_one();
         tokio::spawn(async move {
             if watch.evicted().await.is_none() {
                 return;
@@ -116,12 +116,12 @@ impl Visitors {
     }
 
     /// Notes that a connection has sent a proper message.
-    pub(crate) fn heard(&self, place: Place, descriptor: i32) {
+    pub(crate) fn progressed(&self, place: Place, descriptor: i32) {
         self.here
             .table()
             .get(&(place, descriptor))
             .iter()
-            .for_each(|visitor| visitor.unauthenticated_peer.heard());
+            .for_each(|visitor| visitor.unauthenticated_peer.progressed());
     }
 
     /// Notes that a connection's member was admitted.
@@ -182,9 +182,11 @@ impl Drop for Visitors {
 async fn look(here: Arc<Here>) {
     loop {
         if here.table().is_empty() {
-            here.came.notified().await;
+            here.connected.notified().await;
         }
-        here.shut(|(_, descriptor), visitor| kernel::said(*descriptor, visitor.ends) > MOST_SAID);
+        here.shut(|(_, descriptor), visitor| {
+            kernel::received_bytes(*descriptor, visitor.ends) > MAX_RECEIVED
+        });
         tokio::time::sleep(LOOK).await;
     }
 }

@@ -27,7 +27,7 @@ fn descriptors() -> Option<usize> {
 
 /// The bytes that a peer sends (ZMTP 3.1, RFC 37): the handshake of a DEALER; then a message of 60 parts and
 /// a PING. The PONG shows that the listener has read the rest.
-fn said(number: u8) -> (Vec<u8>, Vec<u8>) {
+fn handshake(number: u8) -> (Vec<u8>, Vec<u8>) {
     let property = |name: &str, value: &[u8]| {
         [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
     };
@@ -63,7 +63,7 @@ async fn connections_of_unknown_peers_cost_what_the_documents_say() {
     let mut streams = Vec::new();
     for number in 0..UNAUTHENTICATED_PEERS {
         let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
-        let (opening, rest) = said(number as u8);
+        let (opening, rest) = handshake(number as u8);
         stream.write_all(&opening).await.unwrap();
         stream.read_exact(&mut [0; 64 + 28]).await.unwrap();
         stream.write_all(&rest).await.unwrap();

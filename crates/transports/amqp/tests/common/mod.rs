@@ -182,8 +182,8 @@ impl Node {
     /// Raises or ends RabbitMQ's memory alarm.
     pub fn alarm(&self, raised: bool) {
         let limit = if raised { "{absolute, 1048576}" } else { "0.4" };
-        let said = self.evaluate(&format!("vm_memory_monitor:set_vm_memory_high_watermark({limit})."));
-        assert!(said.contains("ok"), "{said}");
+        let output = self.evaluate(&format!("vm_memory_monitor:set_vm_memory_high_watermark({limit})."));
+        assert!(output.contains("ok"), "{output}");
     }
 
     /// The node's address with TLS.

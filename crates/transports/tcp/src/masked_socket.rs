@@ -11,7 +11,7 @@ use crate::line::{Hole, Holes, Taken};
 use crate::preamble::PREAMBLE_BYTES;
 use thalweg_sockets::socket::Socket;
 
-pub(crate) struct Holed {
+pub(crate) struct MaskedSocket {
     plain: Plain,
     holes: Arc<dyn Holes>,
     weave: Weave,
@@ -32,7 +32,7 @@ struct Weave {
     copied: u64,
 }
 
-impl Holed {
+impl MaskedSocket {
     pub(crate) fn new(socket: Socket, holes: Arc<dyn Holes>) -> Self {
         // The preamble has already been read.
         let read = PREAMBLE_BYTES as u64;
@@ -49,7 +49,7 @@ impl Holed {
             let room = self.weave.room(buffer.len());
             let got = self.plain.read(&mut buffer[..room], 1).await?;
             let fresh = self.holes.take()?;
-            if let Some(taken) = self.weave.came(&buffer[..got], fresh) {
+            if let Some(taken) = self.weave.received(&buffer[..got], fresh) {
                 return Ok(taken);
             }
         }
@@ -100,7 +100,7 @@ impl Weave {
 
     /// Adds bytes that were read, and new holes, which may lie among these bytes. Keeps the bytes behind the
     /// first hole. Returns the bytes before it, or `None` if the hole comes first.
-    fn came(&mut self, bytes: &[u8], fresh: Vec<Hole>) -> Option<Taken> {
+    fn received(&mut self, bytes: &[u8], fresh: Vec<Hole>) -> Option<Taken> {
         self.holes.extend(fresh);
         let count = self.room(bytes.len());
         self.rest.extend(&bytes[count..]);
@@ -140,12 +140,12 @@ mod tests {
     fn a_hole_in_front_of_the_end_is_told() {
         let mut weave = Weave::default();
         let mut buffer = [0; 10];
-        assert_eq!(weave.came(&[1, 2], Vec::new()), Some(Taken::Bytes(2)));
-        assert_eq!(weave.came(&[], vec![Hole { place: 2, length: 12 }]), None);
+        assert_eq!(weave.received(&[1, 2], Vec::new()), Some(Taken::Bytes(2)));
+        assert_eq!(weave.received(&[], vec![Hole { place: 2, length: 12 }]), None);
         assert_eq!(weave.take(&mut buffer), Some(Taken::Hole(10)));
         assert_eq!(weave.take(&mut buffer), Some(Taken::Hole(2)));
         assert_eq!(weave.take(&mut buffer), None);
-        assert_eq!(weave.came(&[], Vec::new()), Some(Taken::Bytes(0)));
+        assert_eq!(weave.received(&[], Vec::new()), Some(Taken::Bytes(0)));
         assert_eq!(weave.offset, 14);
     }
 
@@ -178,15 +178,15 @@ mod tests {
                 buffer[..count].copy_from_slice(&bytes[read..read + count]);
                 read += count;
                 // The hole is reported at the latest when the byte behind it has been read, or the end.
-                let heard = |hole: &(Hole, bool)| {
+                let is_reported = |hole: &(Hole, bool)| {
                     hole.0.place < read as u64 || (hole.0.place == read as u64 && (hole.1 || count == 0))
                 };
                 let mut fresh = Vec::new();
-                while holes.front().is_some_and(heard) {
+                while holes.front().is_some_and(is_reported) {
                     fresh.extend(holes.pop_front().map(|hole| hole.0));
                 }
                 let nothing = fresh.is_empty();
-                if let Some(taken) = weave.came(&buffer[..count], fresh) {
+                if let Some(taken) = weave.received(&buffer[..count], fresh) {
                     put(taken, &buffer, &mut stream);
                     if count == 0 && nothing && taken == Taken::Bytes(0) {
                         break;

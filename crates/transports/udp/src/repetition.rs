@@ -10,7 +10,7 @@
 //! | 0 | key | 16 bytes, as in every datagram of the link |
 //! | 16 | kind | 6: a message; 7: an acknowledgement |
 //! | 17 | | 0 |
-//! | 18 | told | 6 bytes: the message's number, from 1; or the number of messages taken so far |
+//! | 18 | message count | 6 bytes: the message's number, from 1; or the number of messages taken so far |
 //! | 24 | | 8 bytes, 0 |
 //! | 32 | | the message |
 
@@ -59,11 +59,11 @@ impl Word {
     /// Parses a datagram of the link with this key. Returns `None` for any other datagram.
     pub fn read(key: &Key, datagram: &[u8]) -> Option<Self> {
         let (prefix, rest) = datagram.split_at_checked(PREFIX_BYTES)?;
-        let told = prefix[18..24].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        let number = prefix[18..24].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
         let ours = prefix[..16] == key[..] && prefix[17] == 0 && prefix[24..].iter().all(|&byte| byte == 0);
         match prefix[16] {
-            MESSAGE if ours && told > 0 && rest.len() <= LONGEST => Some(Self::Message(told)),
-            TAKEN if ours && rest.is_empty() => Some(Self::Taken(told)),
+            MESSAGE if ours && number > 0 && rest.len() <= LONGEST => Some(Self::Message(number)),
+            TAKEN if ours && rest.is_empty() => Some(Self::Taken(number)),
             _ => None,
         }
     }
@@ -76,24 +76,24 @@ impl Word {
 
 impl Encode for Word {
     fn encode(&self, key: &Key, out: &mut Vec<u8>) {
-        let (kind, told) = match *self {
+        let (kind, number) = match *self {
             Self::Message(number) => (MESSAGE, number),
             Self::Taken(count) => (TAKEN, count),
         };
         out.extend_from_slice(key);
         out.extend_from_slice(&[kind, 0]);
-        out.extend_from_slice(&told.to_le_bytes()[..6]);
+        out.extend_from_slice(&number.to_le_bytes()[..6]);
         out.extend_from_slice(&[0; 8]);
     }
 }
 
 /// Control messages that this end has sent and the peer has not acknowledged.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct Unacknowledged {
     messages: Mutex<VecDeque<(u64, Bytes)>>,
 }
 
-impl Said {
+impl Unacknowledged {
     fn messages(&self) -> MutexGuard<'_, VecDeque<(u64, Bytes)>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,7 +148,7 @@ impl Pauses {
 
     /// Notes that another message was sent at `now`. Its first repetition comes after 100 ms at most, however
     /// long the pauses have become.
-    pub fn said(&mut self, now: Instant) {
+    pub fn message_sent(&mut self, now: Instant) {
         (self.due, self.pause) = (self.due.min(now + FIRST), FIRST);
     }
 
@@ -170,18 +170,20 @@ impl Pauses {
 /// the acknowledgements that have arrived.
 pub async fn keep_saying<F: Future<Output = ()>>(shared: Arc<Shared>, lane: Arc<Lane>, hear: impl Fn() -> F) {
     loop {
-        shared.said_more.notified().await;
+        shared.message_sent.notified().await;
         let mut pauses = Pauses::new(Instant::now());
         loop {
             tokio::select! {
                 () = sleep_until(pauses.due().into()) => {}
-                () = shared.said_more.notified() => {
-                    pauses.said(Instant::now());
+                () = shared.message_sent.notified() => {
+                    pauses.message_sent(Instant::now());
                     continue;
                 }
             }
             hear().await;
-            let Some(sent) = shared.said.repeat(&lane, pauses.repeated(Instant::now())) else { break };
+            let Some(sent) = shared.unacknowledged.repeat(&lane, pauses.repeated(Instant::now())) else {
+                break;
+            };
             shared.sent.fetch_add(sent as u64, Relaxed);
         }
     }
@@ -246,16 +248,18 @@ mod tests {
 
     #[test]
     fn what_the_peer_has_is_not_kept_nor_what_is_too_long() {
-        let said = Said::default();
-        said.say(1, Bytes::from_static(b"one"), None);
-        said.say(2, vec![0; LONGEST + 1].into(), None);
-        said.say(3, Bytes::from_static(b"three"), None);
-        let numbers = |said: &Said| said.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>();
-        assert_eq!(numbers(&said), [1, 3]);
-        said.taken(1);
-        assert_eq!(numbers(&said), [3]);
-        (4..200).for_each(|number| _ = said.say(number, Bytes::new(), None));
-        assert_eq!(numbers(&said).len(), KEPT);
+        let unacknowledged = Unacknowledged::default();
+        unacknowledged.say(1, Bytes::from_static(b"one"), None);
+        unacknowledged.say(2, vec![0; LONGEST + 1].into(), None);
+        unacknowledged.say(3, Bytes::from_static(b"three"), None);
+        let numbers = |unacknowledged: &Unacknowledged| {
+            unacknowledged.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers(&unacknowledged), [1, 3]);
+        unacknowledged.taken(1);
+        assert_eq!(numbers(&unacknowledged), [3]);
+        (4..200).for_each(|number| _ = unacknowledged.say(number, Bytes::new(), None));
+        assert_eq!(numbers(&unacknowledged).len(), KEPT);
     }
 
     /// With 70 % loss, at least one of 15 copies within 0.58 s arrives with a probability of 0.995.
@@ -272,9 +276,9 @@ mod tests {
         assert_eq!((&times[..4], &copies[..5]), (&[100, 225, 381, 576][..], &[1, 2, 4, 8, 8][..]));
         assert!(times[19] - times[18] == RAREST.as_millis(), "{times:?}");
         let later = pauses.due() - RAREST;
-        pauses.said(later);
+        pauses.message_sent(later);
         assert_eq!(pauses.due(), later + FIRST, "a new message does not wait for the old ones");
-        pauses.said(later + FIRST / 2);
+        pauses.message_sent(later + FIRST / 2);
         assert_eq!(pauses.due(), later + FIRST, "nor do the old ones wait for new ones");
     }
 
@@ -283,16 +287,16 @@ mod tests {
         /// first, however often datagrams repeat it.
         #[test]
         fn each_is_taken_once(order in prop::collection::vec((any::<bool>(), 1..20_u64), 0..200)) {
-            let (mut taken, mut came, mut next) = (Taken::default(), Vec::new(), 1);
+            let (mut taken, mut received, mut next) = (Taken::default(), Vec::new(), 1);
             for (connection, number) in order {
                 if connection && next < 20 {
-                    came.extend(taken.by_connection().then_some(next));
+                    received.extend(taken.by_connection().then_some(next));
                     next += 1;
                 } else if !connection && taken.by_datagram(number) {
-                    came.push(number);
+                    received.push(number);
                 }
             }
-            prop_assert!(came.iter().copied().eq(1..=taken.count()));
+            prop_assert!(received.iter().copied().eq(1..=taken.count()));
         }
     }
 }
