@@ -36,8 +36,8 @@ fn main() {
     let repetitions = arguments.next().unwrap_or(5);
     let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![bytes / 4])]).unwrap());
     let updates: Vec<Vec<u8>> = (0..UPDATES).map(|i| vec![0x3c - i as u8; layout.bytes() as usize]).collect();
-    let (all, came) = (Range::new(0, layout.bytes()), Ranges::full(layout.bytes()));
-    let of = |bytes| Contribution { bytes, came: &came, weight: 0.5 };
+    let (all, received) = (Range::new(0, layout.bytes()), Ranges::full(layout.bytes()));
+    let of = |bytes| Contribution { bytes, received: &received, weight: 0.5 };
     let together: Vec<Contribution<'_>> = updates.iter().map(|bytes| of(bytes)).collect();
     let (single, many) = (sums(&layout), sums(&layout));
     let (mut one_by_one, mut one_pass) = (Vec::new(), Vec::new());

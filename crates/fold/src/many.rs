@@ -13,7 +13,7 @@ pub struct Contribution<'a> {
     pub bytes: &'a [u8],
     /// The ranges of it that have arrived. The rest of `bytes` has no meaning. An element that a range cuts
     /// is left out.
-    pub came: &'a Ranges,
+    pub received: &'a Ranges,
     /// The update's weight. If it is 0, the update changes nothing.
     pub weight: f64,
 }
@@ -42,7 +42,7 @@ struct Piece<'a> {
 struct Judged<'a> {
     update: usize,
     bytes: &'a [u8],
-    came: Vec<Range>,
+    received: Vec<Range>,
     weight: Weight,
 }
 
@@ -83,15 +83,15 @@ impl Accumulator {
                 return Err(refused(self.no_part(0, of.bytes)));
             }
             let Some(weight) = self.weight(of.weight).map_err(refused)? else { continue };
-            let mut came = Vec::with_capacity(of.came.count());
-            for part in of.came.iter() {
+            let mut received = Vec::with_capacity(of.received.count());
+            for part in of.received.iter() {
                 let part = part.intersect(range);
                 if !part.is_empty() {
-                    came.push(self.whole(part.start, part.len()).map_err(refused)?);
+                    received.push(self.whole(part.start, part.len()).map_err(refused)?);
                 }
             }
-            came.retain(|part| !part.is_empty());
-            judged.push(Judged { update, bytes: of.bytes, came, weight });
+            received.retain(|part| !part.is_empty());
+            judged.push(Judged { update, bytes: of.bytes, received, weight });
         }
         Ok(judged)
     }
@@ -108,7 +108,7 @@ impl Accumulator {
         let stripe = Range::new(end - crate::STRIPE_BYTES, end);
         let mut pieces = Vec::with_capacity(judged.len());
         for (of, cursor) in judged.iter().zip(cursors) {
-            while let Some(part) = of.came.get(*cursor).filter(|part| part.start < end) {
+            while let Some(part) = of.received.get(*cursor).filter(|part| part.start < end) {
                 let here = part.intersect(stripe);
                 let bytes = &of.bytes[here.start as usize..here.end as usize];
                 let magnitude = self.magnitude(here.start, bytes, of.weight);

@@ -44,8 +44,8 @@ pub enum Policy {
 }
 
 impl From<StandIn> for Policy {
-    fn from(said: StandIn) -> Self {
-        match said {
+    fn from(stand_in: StandIn) -> Self {
+        match stand_in {
             StandIn::Renormalise => Self::Renormalise,
             StandIn::KeepLocal => Self::KeepLocal,
             StandIn::Zero => Self::Zero,
@@ -124,15 +124,16 @@ fn rescale(layout: &Layout, update: &mut [u8], missing: &Ranges, global: &[u8]) 
     take(update, missing, global);
     let tensors = || layout.tensors().iter().filter(|t| t.dtype.is_float());
     let all: u64 = tensors().map(|t| t.elements()).sum();
-    let came = |tensor: &Tensor| missing.missing_in(tensor.range());
-    let here: u64 = tensors().map(|t| came(t).iter().map(|r| r.len()).sum::<u64>() / t.dtype.size()).sum();
+    let received = |tensor: &Tensor| missing.missing_in(tensor.range());
+    let here: u64 =
+        tensors().map(|t| received(t).iter().map(|r| r.len()).sum::<u64>() / t.dtype.size()).sum();
     if here == 0 || here == all {
         return;
     }
     let factor = all as f64 / here as f64;
     for tensor in tensors() {
         let size = tensor.dtype.size() as usize;
-        for range in came(tensor) {
+        for range in received(tensor) {
             let pairs =
                 update[within(range)].chunks_exact_mut(size).zip(global[within(range)].chunks_exact(size));
             for (element, own) in pairs {

@@ -175,8 +175,8 @@ impl Stripe {
     /// Adds the own model wherever a contribution has arrived. Its weight there is what is missing to a
     /// weight of 1. `own` has the stripe's bytes of the model.
     pub(crate) fn complement(&mut self, level: Level, own: &[u8], magnitude: u64) {
-        let came: Vec<Weighted> = self.weights.covered().collect();
-        for part in came {
+        let covered: Vec<Weighted> = self.weights.covered().collect();
+        for part in covered {
             let weight = Weight::missing_to_one(&part);
             self.fold(level, part.bytes.clone(), &own[part.bytes], weight, magnitude);
         }

@@ -20,13 +20,13 @@ const ALL: [Precision; 3] = [Precision::F32, Precision::F64, Precision::Exact];
 /// The ranges of an update that have arrived, and its weight.
 struct Update {
     bytes: Vec<u8>,
-    came: Ranges,
+    received: Ranges,
     weight: f64,
 }
 
 impl Update {
     fn contribution(&self) -> Contribution<'_> {
-        Contribution { bytes: &self.bytes, came: &self.came, weight: self.weight }
+        Contribution { bytes: &self.bytes, received: &self.received, weight: self.weight }
     }
 }
 
@@ -34,14 +34,14 @@ fn updates(layout: &Layout, seed: u64) -> Vec<Update> {
     let mut random = Random::new(seed);
     let mut all = Vec::new();
     for client in 0..random.below(7) {
-        let came = if random.below(2) == 0 {
+        let received = if random.below(2) == 0 {
             Ranges::full(layout.bytes())
         } else {
             let cut = cuts(&mut random, layout.bytes(), 12);
             cut.into_iter().filter(|_| random.below(4) > 0).collect()
         };
         let weight = [0.0, 0.1, 1.0 / 3.0, 600.0][random.below(4) as usize];
-        all.push(Update { bytes: update(layout, seed ^ (client + 1)), came, weight });
+        all.push(Update { bytes: update(layout, seed ^ (client + 1)), received, weight });
     }
     all
 }
@@ -71,7 +71,7 @@ proptest! {
         for precision in ALL {
             let (single, many) = (Accumulator::new(layout.clone(), precision), Accumulator::new(layout.clone(), precision));
             for update in &updates {
-                single.fold_ranges(&update.bytes, &update.came, update.weight).unwrap();
+                single.fold_ranges(&update.bytes, &update.received, update.weight).unwrap();
             }
             for together in updates.chunks(pass) {
                 many.fold_many(&contributions(together), Range::new(0, layout.bytes())).unwrap();
@@ -90,7 +90,7 @@ proptest! {
         for precision in ALL {
             let whole = Accumulator::new(layout.clone(), precision);
             for update in first.iter().chain(&second) {
-                whole.fold_ranges(&update.bytes, &update.came, update.weight).unwrap();
+                whole.fold_ranges(&update.bytes, &update.received, update.weight).unwrap();
             }
             let mut mean = vec![0x55; layout.bytes() as usize];
             for part in Accumulator::parts_of(&layout, count) {
@@ -124,8 +124,8 @@ fn what_is_refused_leaves_no_trace_and_has_a_number() {
     let good = f32s(&vec![1.0; 100_000]);
     let mut bad = good.clone();
     bad[399_996..].copy_from_slice(&f32::NAN.to_le_bytes());
-    let came = Ranges::full(400_000);
-    let of = |bytes| Contribution { bytes, came: &came, weight: 1.0 };
+    let received = Ranges::full(400_000);
+    let of = |bytes| Contribution { bytes, received: &received, weight: 1.0 };
     let exact = Accumulator::new(layout.clone(), Precision::Exact);
     let all = Range::new(0, layout.bytes());
     let Refusal { update, error } = exact.fold_many(&[of(&good), of(&good), of(&bad)], all).unwrap_err();
@@ -142,9 +142,9 @@ fn what_is_refused_leaves_no_trace_and_has_a_number() {
 fn room_is_that_of_all_together() {
     let layout = layout_of(64);
     let large = f32s(&[2_f32.powi(50); 64]);
-    let came = Ranges::full(256);
+    let received = Ranges::full(256);
     let exact = Accumulator::new(layout, Precision::Exact);
-    let (all, of) = (Range::new(0, 256), Contribution { bytes: &large, came: &came, weight: 1.0 });
+    let (all, of) = (Range::new(0, 256), Contribution { bytes: &large, received: &received, weight: 1.0 });
     for _ in 0..3 * (1 << 7) {
         exact.fold_many(&[of; 8], all).unwrap();
     }

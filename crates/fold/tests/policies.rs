@@ -37,7 +37,7 @@ fn place(tensor: &Tensor, index: u64) -> Range {
     Range::new(start, start + tensor.dtype.size())
 }
 
-fn came(holes: &Ranges, tensor: &Tensor, index: u64) -> bool {
+fn received(holes: &Ranges, tensor: &Tensor, index: u64) -> bool {
     let place = place(tensor, index);
     holes.iter().all(|hole| hole.end <= place.start || place.end <= hole.start)
 }
@@ -54,10 +54,11 @@ fn plain(
     let of = |bytes: &[u8], index| slice(bytes, place(tensor, index)).to_vec();
     let floats = || layout.tensors().iter().filter(|t| t.dtype.is_float());
     let count: u64 = floats().map(|t| t.elements()).sum();
-    let here: u64 = floats().map(|t| (0..t.elements()).filter(|&i| came(holes, t, i)).count() as u64).sum();
-    let shifted: Vec<u64> = (0..tensor.elements()).filter(|&i| came(holes, tensor, i)).collect();
+    let here: u64 =
+        floats().map(|t| (0..t.elements()).filter(|&i| received(holes, t, i)).count() as u64).sum();
+    let shifted: Vec<u64> = (0..tensor.elements()).filter(|&i| received(holes, tensor, i)).collect();
     let one = |index: u64| {
-        let here_too = came(holes, tensor, index);
+        let here_too = received(holes, tensor, index);
         match policy {
             Policy::FedcommLegacy if shifted.is_empty() => Some(of(global, index)),
             Policy::FedcommLegacy => Some(

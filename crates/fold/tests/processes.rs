@@ -82,9 +82,9 @@ mod linux {
             (Accumulator::new(layout(), Precision::Exact), Accumulator::new(layout(), Precision::Exact));
         (0..WORKERS).for_each(|worker| fold(&single, worker));
         for (arena, child) in workers {
-            let said = child.wait_with_output().unwrap();
-            assert!(said.status.success(), "{said:?}");
-            let head = SumsHead::decode(&said.stdout).unwrap();
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let head = SumsHead::decode(&output.stdout).unwrap();
             root.merge_sums(&head, &arena.lend(arena.range()).unwrap()).unwrap();
         }
         assert!(finish(&root) == finish(&single));

@@ -13,11 +13,11 @@ pub(crate) fn capacity(bytes: u64) -> usize {
 }
 
 /// Writes a head. There must be room for all ranges; see [`capacity`].
-pub(crate) fn write(head: &mut [u8], key: Key, generation: u64, came: &Ranges) {
+pub(crate) fn write(head: &mut [u8], key: Key, generation: u64, received: &Ranges) {
     head[..16].copy_from_slice(&key);
     head[16..24].copy_from_slice(&generation.to_le_bytes());
-    head[24..32].copy_from_slice(&(came.count() as u64).to_le_bytes());
-    for (range, out) in came.iter().zip(head[FIXED..].chunks_exact_mut(A_RANGE)) {
+    head[24..32].copy_from_slice(&(received.count() as u64).to_le_bytes());
+    for (range, out) in received.iter().zip(head[FIXED..].chunks_exact_mut(A_RANGE)) {
         out[..8].copy_from_slice(&range.start.to_le_bytes());
         out[8..].copy_from_slice(&range.end.to_le_bytes());
     }
@@ -33,7 +33,7 @@ pub(crate) fn identity(head: &[u8]) -> (Key, u64) {
 /// Reads the ranges that were received of a body of `bytes` bytes; `None` if the head is invalid.
 pub(crate) fn ranges(head: &[u8], bytes: u64) -> Option<Ranges> {
     let count = usize::try_from(number(head, 24)).ok().filter(|&n| n <= capacity(head.len() as u64))?;
-    let mut came = Ranges::new();
+    let mut received = Ranges::new();
     let mut end = 0;
     for at in (0..count).map(|index| FIXED + index * A_RANGE) {
         let range = Range::new(number(head, at), number(head, at + 8));
@@ -41,9 +41,9 @@ pub(crate) fn ranges(head: &[u8], bytes: u64) -> Option<Ranges> {
             return None;
         }
         end = range.end;
-        came.insert(range);
+        received.insert(range);
     }
-    Some(came)
+    Some(received)
 }
 
 fn number(head: &[u8], at: usize) -> u64 {

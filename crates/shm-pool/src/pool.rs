@@ -160,20 +160,20 @@ impl Slot {
         self.shared.arena.claim_within(Range::new(start + part.start, start + part.end), timeout)
     }
 
-    /// Turns the slot into an object, which nobody can write to. `came` has the ranges that were received.
+    /// Turns the slot into an object, which nobody can write to. `received` has the ranges that were received.
     /// Waits up to `timeout` until other writers have finished.
     ///
     /// # Errors
     /// [`PoolError::Pieces`], or [`PoolError::Memory`] if somebody still writes. The slot is empty again
     /// then.
-    pub fn seal(self, key: Key, came: &Ranges, timeout: Duration) -> Result<Object, PoolError> {
-        let (most, found) = (head::capacity(self.place.head.len()), came.count());
+    pub fn seal(self, key: Key, received: &Ranges, timeout: Duration) -> Result<Object, PoolError> {
+        let (most, found) = (head::capacity(self.place.head.len()), received.count());
         if found > most {
             return Err(PoolError::Pieces { found, most });
         }
         let all = Range::new(self.place.head.start, self.place.body.end);
         let mut claim = self.shared.arena.claim_within(all, timeout)?;
-        head::write(&mut claim[..self.place.head.len() as usize], key, self.generation, came);
+        head::write(&mut claim[..self.place.head.len() as usize], key, self.generation, received);
         drop(claim);
         let bytes = self.shared.arena.lend(self.place.body)?;
         let name = Name { slot: self.number, generation: self.generation, key };

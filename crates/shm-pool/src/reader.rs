@@ -17,7 +17,7 @@ pub enum ReadError {
     NoSlot(u32),
     /// The slot holds another object or none.
     #[error("slot {0} holds another object by now: its node has freed it")]
-    Gone(u32),
+    Released(u32),
     /// The head of the slot is invalid.
     #[error("the head of slot {0} makes no sense: node and worker must have the same version")]
     Head(u32),
@@ -52,10 +52,10 @@ impl Reader {
         let head_bytes = place.head.len() as usize;
         let (head, body) = (all.slice(..head_bytes), all.slice(head_bytes..));
         if head::identity(&head) != (name.key, name.generation) {
-            return Err(ReadError::Gone(name.slot));
+            return Err(ReadError::Released(name.slot));
         }
-        let came = head::ranges(&head, body.len() as u64).ok_or(ReadError::Head(name.slot))?;
-        Ok(View { name: *name, head, body, came })
+        let received = head::ranges(&head, body.len() as u64).ok_or(ReadError::Head(name.slot))?;
+        Ok(View { name: *name, head, body, received })
     }
 }
 
@@ -65,7 +65,7 @@ pub struct View {
     name: Name,
     head: Bytes,
     body: Bytes,
-    came: Ranges,
+    received: Ranges,
 }
 
 impl View {
@@ -75,8 +75,8 @@ impl View {
     }
 
     /// The ranges of the body that were received.
-    pub fn came(&self) -> &Ranges {
-        &self.came
+    pub fn received(&self) -> &Ranges {
+        &self.received
     }
 
     /// Whether the slot still holds this object. If not, the bytes read before may belong to another one.

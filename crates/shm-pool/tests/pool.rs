@@ -86,7 +86,7 @@ proptest! {
             }
             for (class, object, value) in &objects {
                 let view = reader.read(&object.name()).unwrap();
-                prop_assert_eq!(view.came(), &full(*class));
+                prop_assert_eq!(view.received(), &full(*class));
                 prop_assert!(view.bytes().iter().all(|byte| byte == value) && view.is_still_there());
             }
             let free: usize = (0..2).map(|class| pool.free(class)).sum();
@@ -99,7 +99,7 @@ proptest! {
             all.into_iter().for_each(|slot| drop(slot.seal(key(0), &Ranges::new(), NOW).unwrap()));
         }
         for name in names.keys() {
-            prop_assert_eq!(reader.read(name).unwrap_err(), ReadError::Gone(name.slot));
+            prop_assert_eq!(reader.read(name).unwrap_err(), ReadError::Released(name.slot));
         }
     }
 
@@ -107,11 +107,11 @@ proptest! {
     #[test]
     fn masks_travel_with_objects(borders in prop::collection::btree_set(0..5000_u64, 0..60)) {
         let borders: Vec<u64> = borders.into_iter().collect();
-        let came: Ranges = borders.chunks_exact(2).map(|pair| Range::new(pair[0], pair[1])).collect();
+        let received: Ranges = borders.chunks_exact(2).map(|pair| Range::new(pair[0], pair[1])).collect();
         let (pool, reader) = pool();
-        let object = pool.claim(0).unwrap().seal(key(1), &came, NOW).unwrap();
+        let object = pool.claim(0).unwrap().seal(key(1), &received, NOW).unwrap();
         let view = reader.read(&object.name()).unwrap();
-        prop_assert_eq!(view.came(), &came);
+        prop_assert_eq!(view.received(), &received);
     }
 }
 
@@ -125,7 +125,7 @@ fn a_head_has_room_for_the_pieces_of_datagrams() {
     let pieces =
         |step: u64| (0..bytes / step).map(|i| Range::new(i * step, i * step + step / 2)).collect::<Ranges>();
     let object = pool.claim(0).unwrap().seal(key(1), &pieces(2 * 1400 * 2), NOW).unwrap();
-    assert_eq!(reader.read(&object.name()).unwrap().came(), &pieces(2 * 1400 * 2));
+    assert_eq!(reader.read(&object.name()).unwrap().received(), &pieces(2 * 1400 * 2));
     drop(object);
     let refused = pool.claim(0).unwrap().seal(key(2), &pieces(512), NOW).unwrap_err();
     assert!(

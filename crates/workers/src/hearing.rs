@@ -29,7 +29,7 @@ pub(crate) struct Nonsense;
 
 /// Result of [`Hearing::wait`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum WaitOutcome {
     /// Bytes were received.
     Something,
     /// The time limit has passed without any bytes.
@@ -75,27 +75,27 @@ impl Hearing {
     ///
     /// # Errors
     /// [`Nonsense`] if the bytes are not messages.
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Heard, Nonsense> {
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<WaitOutcome, Nonsense> {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let ways = [Some(&self.unix), self.route.as_ref()];
-        let mut asked: Vec<PollFd<'_>> =
+        let mut polled: Vec<PollFd<'_>> =
             ways.into_iter().flatten().map(|way| PollFd::new(&way.socket, PollFlags::IN)).collect();
-        match poll(&mut asked, limit.as_ref()) {
-            Ok(0) => return Ok(Heard::Nothing),
+        match poll(&mut polled, limit.as_ref()) {
+            Ok(0) => return Ok(WaitOutcome::Nothing),
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return Ok(Heard::End),
+            Err(_) => return Ok(WaitOutcome::End),
         }
-        let is_due: Vec<bool> = asked.iter().map(|one| !one.revents().is_empty()).collect();
-        drop(asked);
+        let is_due: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        drop(polled);
         // Read the route before the end of the Unix socket: the process may have sent over it before it died.
         if is_due.get(1) == Some(&true) && !self.read_route()? {
             self.route = None; // the remaining messages come over the Unix socket, or never
         }
         if is_due.first() == Some(&true) && !self.read_unix()? {
             while self.route.is_some() && self.read_route()? {}
-            return Ok(if self.ready.is_empty() { Heard::End } else { Heard::Something });
+            return Ok(if self.ready.is_empty() { WaitOutcome::End } else { WaitOutcome::Something });
         }
-        Ok(Heard::Something)
+        Ok(WaitOutcome::Something)
     }
 
     /// Reads from the route; `false` if the connection has ended or there is nothing to read.

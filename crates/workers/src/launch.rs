@@ -117,8 +117,8 @@ impl Process for OwnChild {
 pub(crate) fn cpu_of(process: impl Display) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let of = |task: std::fs::DirEntry| {
-        let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-        told.split_whitespace().next()?.parse::<u64>().ok()
+        let schedstat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        schedstat.split_whitespace().next()?.parse::<u64>().ok()
     };
     tasks.filter_map(of).sum()
 }

@@ -45,7 +45,7 @@ pub use launch::{Launched, Launcher, Origin, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, NodeRoutes, Routes};
-pub use template::{asked, forked, Template};
+pub use template::{forked, next_request, Template};
 pub use worker::{work, work_with, Step};
 pub use worker_pool::{
     Counts, Doing, Handovers, Start, Stretch, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,

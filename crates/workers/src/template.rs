@@ -39,7 +39,7 @@ const FORK: u8 = 1;
 /// takes its place. If that one does not answer either, the worker's program is started directly. So the
 /// death of a template costs time, but no worker.
 pub struct Template {
-    /// The template's program. It calls [`asked`] and [`forked`] in turn.
+    /// The template's program. It calls [`next_request`] and [`forked`] in turn.
     template: Program,
     /// The program of a worker or a hop, to be started directly.
     program: Program,
@@ -155,12 +155,12 @@ impl Process for Forked {
     }
 
     fn cpu(&self) -> u64 {
-        let told = cpu_of(self.id);
+        let time = cpu_of(self.id);
         // If the process still exists, the times that were read by its id belong to it.
         if self.has_ended(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             0
         } else {
-            told
+            time
         }
     }
 }
@@ -173,7 +173,7 @@ impl Process for Forked {
 ///
 /// # Errors
 /// The system's error, or `InvalidData` if the node sent something else.
-pub fn asked(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+pub fn next_request(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut what = [0];
     match receive_with(socket, &mut what) {
         Ok(mut descriptors) if what == [FORK] => {

@@ -312,7 +312,7 @@ pub fn work() -> Result<(), Error> {
 /// # Errors
 /// `system`, with the system's error.
 pub fn asked() -> Result<Option<i32>, Error> {
-    let request = input().and_then(|socket| thalweg_workers::asked(&socket));
+    let request = input().and_then(|socket| thalweg_workers::next_request(&socket));
     request
         .map(|end| end.map(IntoRawFd::into_raw_fd))
         .map_err(|e| Error::new(Kind::System, "wait for a node's request", e.to_string()))

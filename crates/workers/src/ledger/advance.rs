@@ -35,7 +35,7 @@ impl Ledger {
     }
 
     pub(super) fn is_committing(&self) -> bool {
-        self.workers.iter().any(|worker| worker.is_asked || worker.has_committed)
+        self.workers.iter().any(|worker| worker.commit_requested || worker.has_committed)
     }
 
     pub(super) fn is_folded(&self, update: &Update, sequence: u32) -> bool {
@@ -108,8 +108,8 @@ impl Ledger {
         let parts: Vec<usize> = (0..self.workers.len()).filter(|&worker| self.is_part(worker)).collect();
         for &worker in &parts {
             let of = &mut self.workers[worker];
-            if of.is_alive && !of.is_asked && !of.has_committed {
-                of.is_asked = true;
+            if of.is_alive && !of.commit_requested && !of.has_committed {
+                of.commit_requested = true;
                 self.tell(worker, Order::Commit);
             }
         }

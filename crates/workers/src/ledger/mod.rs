@@ -103,7 +103,7 @@ impl Ledger {
     /// Whether a worker owes an answer to an order.
     pub fn is_awaited(&self, worker: usize) -> bool {
         let worker = &self.workers[worker];
-        worker.is_alive && (!worker.given.is_empty() || worker.is_asked)
+        worker.is_alive && (!worker.given.is_empty() || worker.commit_requested)
     }
 
     /// Whether a worker that has died should be started again in this round.
@@ -263,7 +263,7 @@ impl Ledger {
         if of.task != task || !of.is_alive {
             return Ok(());
         }
-        if !of.is_asked {
+        if !of.commit_requested {
             return Err(Lie("that it committed without being asked"));
         }
         let is_old = of.base.as_ref().is_some_and(|old| old.slot == base.slot);
@@ -276,7 +276,7 @@ impl Ledger {
         }
         of.in_base.append(&mut of.folded);
         of.base = Some(base);
-        of.is_asked = false;
+        of.commit_requested = false;
         of.has_committed = true;
         of.deaths = 0;
         self.advance();

@@ -15,7 +15,7 @@ pub(super) struct Share {
     pub folded: BTreeSet<u32>,
     /// Sequence numbers of updates that the worker was given and has not folded yet.
     pub given: BTreeSet<u32>,
-    pub is_asked: bool,
+    pub commit_requested: bool,
     pub has_committed: bool,
     /// Number of updates in the worker's last commit, including those that are released.
     pub counted: u32,
@@ -39,6 +39,6 @@ impl Share {
         self.task += 1;
         self.folded.clear();
         self.given.clear();
-        self.is_asked = false;
+        self.commit_requested = false;
     }
 }

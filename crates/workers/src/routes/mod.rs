@@ -79,7 +79,7 @@ struct Loaded {
     refused: Array<MapData, u64>,
     by_party: BTreeMap<u16, u32>,
     /// Counts between the node and processes that are gone.
-    gone: Count,
+    ended: Count,
     /// Keeps the program attached.
     _ebpf: Ebpf,
 }
@@ -142,7 +142,7 @@ impl Routes {
         let mut loaded = self.lock();
         for pair in [pair_of(0, party), pair_of(party, 0)] {
             let count = loaded.count(pair);
-            loaded.gone.add(&count);
+            loaded.ended.add(&count);
             // Ignore an error: the entry is missing if the pair was never allowed.
             _ = loaded.allowed.remove(&pair);
             _ = loaded.counts.remove(&pair);
@@ -164,7 +164,7 @@ impl Routes {
     pub fn total(&self) -> Count {
         let loaded = self.lock();
         let pairs = loaded.by_party.keys().flat_map(|&party| [pair_of(0, party), pair_of(party, 0)]);
-        let mut total = loaded.gone;
+        let mut total = loaded.ended;
         pairs.for_each(|pair| total.add(&loaded.count(pair)));
         total
     }
@@ -210,7 +210,7 @@ impl Loaded {
             counts: HashMap::try_from(map(&mut ebpf, "counts")?)?,
             refused: Array::try_from(map(&mut ebpf, "refused")?)?,
             by_party: BTreeMap::new(),
-            gone: Count::default(),
+            ended: Count::default(),
             _ebpf: ebpf,
         })
     }

@@ -19,7 +19,7 @@ use thalweg_shm_pool::{Reader, View};
 use crate::clock;
 #[cfg(not(feature = "baselines"))]
 use crate::copying::WorkerCopyingPlane as CopyingPlane;
-use crate::hearing::{Heard, Hearing, Message};
+use crate::hearing::{Hearing, Message, WaitOutcome};
 use crate::note::{Kind, Note};
 use crate::setup::{Setup, Shared};
 
@@ -34,11 +34,11 @@ pub enum Step {
     /// The worker has mapped its memory.
     Ready,
     /// The worker has read an order of this kind and not yet carried it out.
-    Told(Kind),
+    Ordered(Kind),
     /// The worker has carried out an order of this kind and not yet answered.
     Obeyed(Kind),
     /// The worker has answered an order of this kind.
-    Said(Kind),
+    Answered(Kind),
 }
 
 /// Works for the node at the other end of `socket` until the node closes it.
@@ -60,9 +60,9 @@ pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), Str
     let copying = copying.map(|end| CopyingPlane::new(end, &sums, &setup)).transpose()?;
     let arena = Arena::of_fd(sums, setup.sums_bytes, Access::Write).map_err(|e| e.to_string())?;
     let sums = TwoSums::new(&setup, &arena).map_err(|e| e.to_string())?;
-    let heard = route.as_ref().map(|route| route.try_clone()).transpose();
-    let heard = socket.try_clone().and_then(|socket| Ok(Hearing::new(socket, heard?)));
-    let hearing = heard.map_err(|e| e.to_string())?;
+    let route_copy = route.as_ref().map(|route| route.try_clone()).transpose();
+    let hearing = socket.try_clone().and_then(|socket| Ok(Hearing::new(socket, route_copy?)));
+    let hearing = hearing.map_err(|e| e.to_string())?;
     at(Step::Ready);
     let mut saying = Saying::new(socket, route);
     saying.say(Note::plain(setup.number, 0, 0, Kind::Ready), &[]);
@@ -93,7 +93,7 @@ impl Worker {
     fn run(mut self, mut hearing: Hearing, at: &mut dyn FnMut(Step)) -> Result<(), String> {
         loop {
             match hearing.wait(None) {
-                Ok(Heard::End) => return Ok(()),
+                Ok(WaitOutcome::End) => return Ok(()),
                 Ok(_) => {}
                 Err(_) => return Err("the node sent no note".into()),
             }
@@ -104,13 +104,13 @@ impl Worker {
                     let Some(message) = hearing.next_of(Kind::Fold) else { break };
                     notes.push(message.note);
                 }
-                at(Step::Told(kind));
+                at(Step::Ordered(kind));
                 self.obey(&notes)?;
                 at(Step::Obeyed(kind));
                 if !self.saying.flush() {
                     return Ok(()); // the node is gone
                 }
-                at(Step::Said(kind));
+                at(Step::Answered(kind));
             }
         }
     }
@@ -206,7 +206,7 @@ impl Held {
     fn contribution<'a>(&'a self, copy: Option<&'a [u8]>) -> Contribution<'a> {
         Contribution {
             bytes: copy.unwrap_or_else(|| self.view.bytes()),
-            came: self.view.came(),
+            received: self.view.received(),
             weight: self.note.weight,
         }
     }

@@ -17,18 +17,18 @@ pub(super) struct Saying {
     unix: UnixStream,
     route: Option<TcpStream>,
     /// Number of messages so far, modulo 2^16, which is also the number of the next message.
-    said: u16,
+    sent: u16,
     messages: Vec<Vec<u8>>,
 }
 
 impl Saying {
     pub fn new(unix: UnixStream, route: Option<TcpStream>) -> Self {
-        Self { unix, route, said: 0, messages: Vec::new() }
+        Self { unix, route, sent: 0, messages: Vec::new() }
     }
 
     pub fn say(&mut self, note: Note, following: &[u8]) {
-        let note = Note { following: following.len() as u64, number: self.said, ..note };
-        self.said = self.said.wrapping_add(1);
+        let note = Note { following: following.len() as u64, number: self.sent, ..note };
+        self.sent = self.sent.wrapping_add(1);
         self.messages.push([&note.encode(), following].concat());
     }
 

@@ -53,7 +53,7 @@ pub(super) struct Line {
     owed: usize,
     /// The last fold order that the worker got while it had no other: its sequence number and the time of
     /// sending.
-    told: Option<(u32, u64)>,
+    timed: Option<(u32, u64)>,
     /// When the worker was ordered to commit; `None` if it owes no commit.
     committing: Option<u64>,
     /// CPU time of the process in nanoseconds, as it reported last.
@@ -70,7 +70,7 @@ impl Line {
         process: Box<dyn Process>,
     ) -> Self {
         let Ways { route, copying } = ways;
-        let (outbox, told) = (Vec::new(), None);
+        let (outbox, timed) = (Vec::new(), None);
         Self {
             socket,
             route,
@@ -81,7 +81,7 @@ impl Line {
             sent: 0,
             outbox,
             owed: 0,
-            told,
+            timed,
             committing: None,
             cpu: 0,
             has_worked: false,
@@ -114,7 +114,7 @@ impl Line {
             Order::Fold { sequence, name, weight } => Note { sequence, name, weight, ..to(Kind::Fold) },
         };
         if note.kind == Kind::Fold {
-            self.told = (self.owed == 0).then(|| (note.sequence, clock::now()));
+            self.timed = (self.owed == 0).then(|| (note.sequence, clock::now()));
             self.owed += 1;
         }
         if note.kind == Kind::Commit {
@@ -193,7 +193,8 @@ impl Line {
             Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send | Kind::Ready => {}
         }
         self.has_worked |= note.kind == Kind::Folded;
-        let (_, sent) = self.told.take_if(|(told, _)| note.kind == Kind::Folded && *told == note.sequence)?;
+        let (_, sent) =
+            self.timed.take_if(|(timed, _)| note.kind == Kind::Folded && *timed == note.sequence)?;
         Some((stated?.checked_sub(sent)?, clock::now().checked_sub(sent)?))
     }
 }

@@ -251,8 +251,8 @@ impl WorkerPool {
     /// clock.
     pub fn timeline(&self) -> (Timeline, u64) {
         let now = clock::now();
-        let told = std::mem::replace(&mut self.shared.lock().timeline, Timeline::since(now));
-        (told, now)
+        let timeline = std::mem::replace(&mut self.shared.lock().timeline, Timeline::since(now));
+        (timeline, now)
     }
 
     /// Bytes of memory for the sums of all workers, copies included.
@@ -327,7 +327,7 @@ impl Shared {
     /// Carries out the ledger's actions. Calls the `done` callbacks after it has released the lock: they may
     /// add an update.
     fn act(&self, mut state: MutexGuard<'_, State>) {
-        let mut heard: Vec<(Done, Result<(), String>)> = Vec::new();
+        let mut finished: Vec<(Done, Result<(), String>)> = Vec::new();
         while let Some(action) = state.ledger.poll_action() {
             match action {
                 Action::Tell { worker, task, order } => {
@@ -343,7 +343,7 @@ impl Shared {
                 }
                 Action::Done { sequence, outcome } => {
                     let done = state.jobs.get_mut(&sequence).and_then(|job| job.done.take());
-                    heard.extend(done.map(|done| (done, outcome)));
+                    finished.extend(done.map(|done| (done, outcome)));
                 }
                 Action::Closed(bases) => {
                     state.closed = Some(bases);
@@ -352,14 +352,14 @@ impl Shared {
             }
         }
         state.jobs.retain(|_, job| job.object.is_some() || job.done.is_some());
-        if !heard.is_empty() {
+        if !finished.is_empty() {
             state.observe();
         }
         drop(state);
         if self.config.start == Start::Cold {
             self.changed.notify_all(); // a worker may have got work
         }
-        heard.into_iter().for_each(|(done, outcome)| done(outcome));
+        finished.into_iter().for_each(|(done, outcome)| done(outcome));
     }
 
     /// The object to copy with an order; `None` if the data plane does not copy or the order is no fold.

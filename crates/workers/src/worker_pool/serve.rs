@@ -11,7 +11,7 @@ use super::timeline::{Doing, Stretch};
 use super::Shared;
 use crate::clock;
 use crate::copying::CopyingPlane;
-use crate::hearing::{Heard, Hearing};
+use crate::hearing::{Hearing, WaitOutcome};
 use crate::launch::{Launched, Origin};
 use crate::ledger::Base;
 use crate::note::Kind;
@@ -73,16 +73,16 @@ impl Shared {
         let descriptors =
             [Some(pool), Some(sums), far.as_ref().map(AsFd::as_fd), own.as_ref().map(AsFd::as_fd)];
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.into_iter().flatten().collect();
-        let is_told =
+        let sent_setup =
             socket.set_write_timeout(Some(self.look())).and_then(|()| setup.send(&socket, &descriptors));
-        if is_told.is_err() {
+        if sent_setup.is_err() {
             process.kill(); // `attend` will find it dead
         }
-        let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
-        match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
-            Ok((unix, heard)) => {
+        let route_copy = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
+        match socket.try_clone().and_then(|socket| Ok((socket, route_copy?))) {
+            Ok((unix, route_copy)) => {
                 let line = Line::new((party, began), socket, Ways { route, copying }, process);
-                Ok(Started { origin, line, hearing: Hearing::new(unix, heard) })
+                Ok(Started { origin, line, hearing: Hearing::new(unix, route_copy) })
             }
             Err(error) => {
                 process.end();
@@ -155,14 +155,14 @@ impl Shared {
         let mut quiet = 0;
         loop {
             match hearing.wait(Some(self.look())) {
-                Ok(Heard::Something) => quiet = 0,
-                Ok(Heard::Nothing) => {
+                Ok(WaitOutcome::Something) => quiet = 0,
+                Ok(WaitOutcome::Nothing) => {
                     quiet = if self.lock().ledger.is_awaited(worker) { quiet + 1 } else { 0 };
                     if quiet >= 4 {
                         return;
                     }
                 }
-                Ok(Heard::End) | Err(_) => return,
+                Ok(WaitOutcome::End) | Err(_) => return,
             }
             while let Some(message) = hearing.next() {
                 let mut state = self.lock();

@@ -109,7 +109,7 @@ impl Drop for TempPath {
     }
 }
 
-type Told = (u64, Result<(), String>);
+type FoldOutcome = (u64, Result<(), String>);
 
 /// A worker pool, and a single accumulator that is given the same updates.
 struct Bench {
@@ -117,7 +117,7 @@ struct Bench {
     worker_pool: WorkerPool,
     single: Accumulator,
     under_way: usize,
-    told: (Sender<Told>, Receiver<Told>),
+    outcomes: (Sender<FoldOutcome>, Receiver<FoldOutcome>),
     rng: Rng,
 }
 
@@ -180,7 +180,7 @@ impl Bench {
         };
         let worker_pool = WorkerPool::new(config, launcher).unwrap();
         let single = Accumulator::new(layout(), precision);
-        Self { pool, worker_pool, single, under_way: 0, told: channel(), rng: Rng::new(&[seed]) }
+        Self { pool, worker_pool, single, under_way: 0, outcomes: channel(), rng: Rng::new(&[seed]) }
     }
 
     /// An update of small floats. Exact sums refuse it if it `is_bad`.
@@ -197,7 +197,7 @@ impl Bench {
         bytes
     }
 
-    fn object(&mut self, bytes: &[u8], came: &Ranges) -> Object {
+    fn object(&mut self, bytes: &[u8], received: &Ranges) -> Object {
         // The thread that copies an update releases it after the worker has it, perhaps even after the
         // worker's answer.
         let slot = loop {
@@ -208,7 +208,7 @@ impl Bench {
         };
         slot.claim(layout_range()).unwrap().copy_from_slice(bytes);
         let key = [self.rng.draw().to_le_bytes(), self.rng.draw().to_le_bytes()].concat();
-        slot.seal(key.try_into().unwrap(), came, Duration::ZERO).unwrap()
+        slot.seal(key.try_into().unwrap(), received, Duration::ZERO).unwrap()
     }
 
     /// Gives the worker pool an update, whose last part may be missing. If staging is full, first waits until
@@ -218,27 +218,31 @@ impl Bench {
             drop(self.hear());
         }
         let bytes = self.update(is_bad);
-        let mut came = Ranges::full(bytes.len() as u64);
+        let mut received = Ranges::full(bytes.len() as u64);
         if number % 4 == 3 && !is_bad {
-            came = std::iter::once(thalweg_wire::Range::new(0, 200_000)).collect();
+            received = std::iter::once(thalweg_wire::Range::new(0, 200_000)).collect();
         }
         let weight = 0.5 + number as f64;
-        let object = self.object(&bytes, &came);
+        let object = self.object(&bytes, &received);
         if !is_bad {
-            self.single.fold_ranges(&bytes, &came, weight).unwrap();
+            self.single.fold_ranges(&bytes, &received, weight).unwrap();
         }
-        let told = self.told.0.clone();
+        let sender = self.outcomes.0.clone();
         self.under_way += 1;
-        self.worker_pool.fold(object, weight, Box::new(move |outcome| told.send((number, outcome)).unwrap()));
+        self.worker_pool.fold(
+            object,
+            weight,
+            Box::new(move |outcome| sender.send((number, outcome)).unwrap()),
+        );
     }
 
-    fn hear(&mut self) -> Told {
-        let told = self.told.1.recv().unwrap();
+    fn hear(&mut self) -> FoldOutcome {
+        let outcome = self.outcomes.1.recv().unwrap();
         self.under_way -= 1;
-        told
+        outcome
     }
 
-    fn hear_all(&mut self) -> Vec<Told> {
+    fn hear_all(&mut self) -> Vec<FoldOutcome> {
         (0..self.under_way).map(|_| self.hear()).collect()
     }
 
@@ -486,15 +490,15 @@ fn death(rng: &mut Rng) -> String {
 fn a_refused_update_leaves_nothing_behind(routes: bool) {
     for split in [Split::Ranges, Split::Clients] {
         let mut bench = Bench::new(Case { split, routes, ..CASE }, &[]);
-        let mut told = Vec::new();
+        let mut outcomes = Vec::new();
         for number in 0..9 {
             if bench.under_way == STAGING {
-                told.push(bench.hear());
+                outcomes.push(bench.hear());
             }
             bench.give(number, number % 3 == 1);
         }
-        told.extend(bench.hear_all());
-        for (number, outcome) in told {
+        outcomes.extend(bench.hear_all());
+        for (number, outcome) in outcomes {
             match outcome {
                 Ok(()) => assert_ne!(number % 3, 1),
                 Err(why) => assert!(number % 3 == 1 && why.contains("NaN"), "{number}: {why}"),
@@ -578,8 +582,9 @@ fn workers_end_with_a_node_that_is_killed(routes: bool) {
 /// The children of a process; each is listed under the thread that started it.
 fn children(process: u32) -> Vec<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let told = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
-    told.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+    let children = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
+    children
+        .flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
         .collect()
 }
 

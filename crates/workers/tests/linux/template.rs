@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use thalweg_rng::Rng;
-use thalweg_workers::{asked, forked};
+use thalweg_workers::{forked, next_request};
 
 use super::worker::{die, vanish};
 use super::{below, STARTED, TEMPLATE};
@@ -39,16 +39,16 @@ pub fn run() {
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut workers = Vec::new();
     at();
-    while let Ok(Some(end)) = asked(&socket) {
+    while let Ok(Some(end)) = next_request(&socket) {
         at();
         let mut worker = Command::new(std::env::current_exe().unwrap());
         // Dropping the command closes this process's copy of the worker's end.
         let worker =
             worker.env_remove(TEMPLATE).stdin(Stdio::from(end)).stdout(Stdio::null()).spawn().unwrap();
         at();
-        let told = forked(&socket, worker.id());
+        let reported = forked(&socket, worker.id());
         workers.push(worker);
-        if told.is_err() {
+        if reported.is_err() {
             return;
         }
         at();
