@@ -40,13 +40,14 @@ pub fn decide(now: Time, state: &State, config: &Config) -> (Plan, Reason) {
 
 /// Whether each node is alive.
 fn living(now: Time, state: &State, config: &Config, reasons: &mut Vec<Because>) -> Vec<bool> {
-    let mut is_there = |(node, known): (u32, &Node)| match heartbeat::lost(now, known.heard, config.silence) {
-        Some(silent) => {
-            reasons.push(Because::Lost { node, silent });
-            false
-        }
-        None => true,
-    };
+    let mut is_there =
+        |(node, known): (u32, &Node)| match heartbeat::lost(now, known.last_message, config.silence) {
+            Some(silent) => {
+                reasons.push(Because::Lost { node, silent });
+                false
+            }
+            None => true,
+        };
     (0..).zip(&state.nodes).map(&mut is_there).collect()
 }
 
@@ -130,13 +131,14 @@ fn keep(
         None
     };
     let homes = state.clients.iter().map(&mut stay).collect();
-    let told = [
+    let moves = [
         Because::Kept { clients: kept },
         Because::NoLongerFit { clients: crowded },
         Because::Homeless { clients: homeless },
     ];
     reasons.extend(
-        told.into_iter()
+        moves
+            .into_iter()
             .zip([kept, crowded, homeless])
             .filter(|(_, count)| *count > 0)
             .map(|(because, _)| because),
@@ -171,10 +173,10 @@ fn pack(
     for (&node, place) in able.iter().zip(0..) {
         rooms[node as usize] = placer.room(place);
     }
-    let told = |counts: &[u32]| {
+    let totals = |counts: &[u32]| {
         (counts.iter().sum::<u32>(), counts.iter().filter(|&&count| count > 0).count() as u32)
     };
-    let ((placed, nodes), (over, over_nodes)) = (told(&filled), told(&overfilled));
+    let ((placed, nodes), (over, over_nodes)) = (totals(&filled), totals(&overfilled));
     if placed > 0 {
         reasons.push(Because::Placed { clients: placed, nodes, policy: config.placement });
     }

@@ -6,15 +6,15 @@ use crate::Time;
 
 /// Returns how long a node has been silent, if that is longer than `silence`. A message "later than now"
 /// counts as no silence.
-pub fn lost(now: Time, heard: Time, silence: Duration) -> Option<Duration> {
-    let silent = now.saturating_sub(heard);
+pub fn lost(now: Time, last_message: Time, silence: Duration) -> Option<Duration> {
+    let silent = now.saturating_sub(last_message);
     (silent > silence).then_some(silent)
 }
 
-/// The time at which a node whose last message came at `heard` counts as lost: for the timer of whoever waits
+/// The time at which a node with this last message counts as lost: for the timer of whoever waits
 /// for it.
-pub fn deadline(heard: Time, silence: Duration) -> Time {
-    heard.saturating_add(silence)
+pub fn deadline(last_message: Time, silence: Duration) -> Time {
+    last_message.saturating_add(silence)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub use decide::decide;
 pub use estimate::smoothed;
 pub use hierarchy::{leaves_for, Shape};
 pub use placement::Placer;
-pub use reason::{Because, Reason, Told};
+pub use reason::{Because, Reason, ReasonText};
 pub use state::{Client, Node, NodeTree, Plan, State, Top};
 pub use top::share;
 

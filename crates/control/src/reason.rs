@@ -13,14 +13,14 @@ pub struct Reason(pub Vec<Because>);
 
 impl Reason {
     /// Each reason as data together with its words.
-    pub fn told(&self) -> Vec<Told<'_>> {
-        self.0.iter().map(|because| Told { because, text: because.to_string() }).collect()
+    pub fn texts(&self) -> Vec<ReasonText<'_>> {
+        self.0.iter().map(|because| ReasonText { because, text: because.to_string() }).collect()
     }
 }
 
 /// A reason as data, and its words.
 #[derive(Debug, Serialize)]
-pub struct Told<'a> {
+pub struct ReasonText<'a> {
     #[serde(flatten)]
     because: &'a Because,
     text: String,

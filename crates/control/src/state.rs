@@ -16,7 +16,7 @@ pub struct Node {
     /// Number of workers that it has now.
     pub workers: u32,
     /// When its last message arrived.
-    pub heard: Time,
+    pub last_message: Time,
     /// The only group that it serves (Flame's groupBy); `None` if it serves all.
     pub group: Option<u32>,
 }

@@ -11,7 +11,7 @@ use thalweg_control::{
 const NOW: Duration = Duration::from_secs(1000);
 
 fn node(capacity: u64) -> Node {
-    Node { capacity: capacity * UPDATE, busy: 0, estimate: None, workers: 0, heard: NOW, group: None }
+    Node { capacity: capacity * UPDATE, busy: 0, estimate: None, workers: 0, last_message: NOW, group: None }
 }
 
 fn clients(homes: &[Option<u32>]) -> Vec<Client> {
@@ -32,7 +32,7 @@ fn counts(plan: &Plan) -> Vec<(u32, u32)> {
     plan.trees.iter().map(|tree| (tree.node, tree.clients)).collect()
 }
 
-fn told(reason: &Reason) -> Vec<String> {
+fn texts(reason: &Reason) -> Vec<String> {
     reason.to_string().lines().map(str::to_owned).collect()
 }
 
@@ -44,7 +44,7 @@ fn twenty_updates_go_to_one_node_with_ten_leaves() {
     assert_eq!((tree.leaves, tree.middle, tree.start, tree.stop), (10, true, 10, 0));
     assert_eq!((plan.top, plan.next), (Top::Node { node: 0 }, NOW + Duration::from_secs(120)));
     assert_eq!(
-        told(&reason),
+        texts(&reason),
         [
             "20 clients placed on 1 node by best fit: the fullest node with room",
             "node 0: 10 leaves and a middle, for a smoothed queue of 20 (now 20) at 2 a leaf",
@@ -58,8 +58,8 @@ fn worst_fit_spreads_them_over_all_nodes() {
     let (plan, reason) = decide(NOW, &fresh(5, 20), &Config { placement: Policy::WorstFit, ..paper() });
     assert_eq!(counts(&plan), [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]);
     assert_eq!(plan.top, Top::FirstFinished);
-    assert_eq!(told(&reason)[0], "20 clients placed on 5 nodes by worst fit: the emptiest node");
-    assert_eq!(told(&reason)[6], "the top is at whichever of 5 nodes finishes first");
+    assert_eq!(texts(&reason)[0], "20 clients placed on 5 nodes by worst fit: the emptiest node");
+    assert_eq!(texts(&reason)[6], "the top is at whichever of 5 nodes finishes first");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn clients_keep_their_node_while_they_fit() {
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!(plan.homes, [0, 0, 2, 2, 2, 2].map(Some), "node 2 is the fullest with room");
     assert_eq!(
-        told(&reason)[..4],
+        texts(&reason)[..4],
         [
             "3 clients stay at their node, where they fit",
             "1 client without room where they were",
@@ -99,7 +99,7 @@ fn what_fits_nowhere_overflows_by_worst_fit_and_says_so() {
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!(counts(&plan), [(0, 22), (1, 21)]);
     assert_eq!(
-        told(&reason)[..2],
+        texts(&reason)[..2],
         [
             "39 clients placed on 2 nodes by best fit: the fullest node with room",
             "4 clients without room anywhere placed on 2 nodes by worst fit; the largest room left was 0.5",
@@ -114,22 +114,22 @@ fn a_lost_node_gives_its_clients_to_others_at_once() {
     state.planned = Some(NOW - Duration::from_secs(1));
     state.nodes[0].workers = 1;
     state.nodes[1].workers = 1;
-    state.nodes[0].heard = NOW - Duration::from_secs(11);
+    state.nodes[0].last_message = NOW - Duration::from_secs(11);
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!((&plan.homes[..], &plan.lost[..]), (&[Some(1); 3][..], &[0][..]));
     assert!(plan.planned, "the set of nodes changed");
     assert_eq!(
-        told(&reason)[..3],
+        texts(&reason)[..3],
         [
             "node 0 is lost: not heard for 11.0 s",
             "2 clients stay at their node, where they fit",
             "1 client without their node, which is lost or not for them",
         ]
     );
-    state.nodes[1].heard = Duration::ZERO;
+    state.nodes[1].last_message = Duration::ZERO;
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!((plan.homes, plan.top), (vec![None; 3], Top::Nowhere));
-    assert_eq!(told(&reason)[2], "no node is there, so no client has one");
+    assert_eq!(texts(&reason)[2], "no node is there, so no client has one");
 }
 
 #[test]
@@ -140,13 +140,13 @@ fn hierarchies_follow_the_smoothed_queue_every_two_minutes() {
     state.planned = Some(NOW - Duration::from_secs(119));
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!((plan.trees[0].leaves, plan.planned, plan.next), (10, false, NOW + Duration::from_secs(1)));
-    assert_eq!(told(&reason)[1], "hierarchies stay as they are until 1001.0 s, when they are planned again");
+    assert_eq!(texts(&reason)[1], "hierarchies stay as they are until 1001.0 s, when they are planned again");
     state.planned = Some(NOW - Duration::from_secs(120));
     let (plan, reason) = decide(NOW, &state, &paper());
     let tree = &plan.trees[0];
     assert_eq!((tree.estimate, tree.leaves, tree.start, tree.stop), (17_000, 9, 0, 1));
     assert_eq!(
-        told(&reason)[1],
+        texts(&reason)[1],
         "node 0: 9 leaves and a middle, for a smoothed queue of 17 (now 10) at 2 a leaf"
     );
 }
@@ -165,10 +165,10 @@ fn a_node_that_has_no_clients_any_more_ends_its_workers() {
 fn a_dedicated_top_takes_no_clients_and_a_sharded_one_is_everywhere() {
     let (plan, reason) = decide(NOW, &fresh(3, 50), &Config { top: TopPolicy::Dedicated, ..paper() });
     assert_eq!((counts(&plan), plan.top), (vec![(0, 25), (1, 25)], Top::Node { node: 2 }));
-    assert_eq!(told(&reason).last().unwrap(), "the top is at node 2, which takes no clients");
+    assert_eq!(texts(&reason).last().unwrap(), "the top is at node 2, which takes no clients");
     let (plan, reason) = decide(NOW, &fresh(3, 50), &Config { top: TopPolicy::Sharded, ..paper() });
     assert_eq!(plan.top, Top::Sharded { nodes: vec![0, 1, 2] });
-    assert_eq!(told(&reason).last().unwrap(), "each of 3 nodes is the top for 1/3 of the bytes");
+    assert_eq!(texts(&reason).last().unwrap(), "each of 3 nodes is the top for 1/3 of the bytes");
     let (plan, _) = decide(NOW, &fresh(1, 5), &Config { top: TopPolicy::Dedicated, ..paper() });
     assert_eq!(plan.top, Top::Node { node: 0 }, "one node is both");
 }
@@ -185,7 +185,7 @@ fn groups_go_to_nodes_that_serve_them() {
     state.nodes[2].group = Some(2);
     let (plan, reason) = decide(NOW, &state, &paper());
     assert_eq!(plan.homes, [Some(1), Some(1), Some(0), Some(0), None, None]);
-    assert!(told(&reason)
+    assert!(texts(&reason)
         .contains(&"2 clients of group 7 without a node: none that is there serves it".to_owned()));
 }
 
@@ -193,13 +193,13 @@ fn groups_go_to_nodes_that_serve_them() {
 fn other_scalings_are_not_planned() {
     let fixed = Config { scaling: Scaling::Fixed, workers: 4, ..paper() };
     let (plan, reason) = decide(NOW, &fresh(1, 20), &fixed);
-    assert_eq!((plan.trees[0].leaves, told(&reason)[1].as_str()), (4, "node 0: 4 fixed workers, always"));
+    assert_eq!((plan.trees[0].leaves, texts(&reason)[1].as_str()), (4, "node 0: 4 fixed workers, always"));
     let (plan, reason) = decide(NOW, &fresh(1, 20), &Config { scaling: Scaling::Knative, ..paper() });
     assert_eq!((plan.trees[0].leaves, plan.trees[0].start), (0, 0));
-    assert_eq!(told(&reason)[1], "node 0: the autoscaler starts workers when requests come");
+    assert_eq!(texts(&reason)[1], "node 0: the autoscaler starts workers when requests come");
     let (plan, reason) = decide(NOW, &fresh(1, 20), &Config { workers: 2, ..Config::default() });
     assert_eq!((plan.trees[0].leaves, plan.trees[0].middle), (2, false));
-    assert_eq!(told(&reason)[1], "node 0: 2 workers, each for its range of the bytes of all updates");
+    assert_eq!(texts(&reason)[1], "node 0: 2 workers, each for its range of the bytes of all updates");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn ten_thousand_clients_fill_a_hundred_nodes() {
     let (again, reason) = decide(NOW, &state, &paper());
     assert_eq!(again.homes, plan.homes);
     assert!(again.trees.iter().all(|tree| tree.start == 0 && tree.stop == 0));
-    assert_eq!(told(&reason)[0], "10000 clients stay at their node, where they fit");
+    assert_eq!(texts(&reason)[0], "10000 clients stay at their node, where they fit");
 }
 
 prop_compose! {
@@ -225,7 +225,7 @@ prop_compose! {
         clients in proptest::collection::vec((proptest::option::of(0_u32..9), 0_u64..3000, proptest::option::of(0_u32..3)), 0..60),
     ) -> State {
         let nodes = nodes.into_iter().map(|(capacity, busy, workers, there, group)| Node {
-            busy, workers, group, heard: if there { NOW } else { Duration::ZERO }, ..node(capacity)
+            busy, workers, group, last_message: if there { NOW } else { Duration::ZERO }, ..node(capacity)
         });
         let clients = clients.into_iter().map(|(home, load, group)| Client { home, load, group });
         State { nodes: nodes.collect(), clients: clients.collect(), planned: None }
@@ -249,8 +249,8 @@ proptest! {
         let serves = |node: usize, client: &Client| {
             let known = &state.nodes[node];
             let taken = plan.top == Top::Node { node: node as u32 } && top == TopPolicy::Dedicated
-                && state.nodes.iter().filter(|node| node.heard == NOW).count() > 1;
-            known.heard == NOW && (known.group.is_none() || known.group == client.group) && !taken
+                && state.nodes.iter().filter(|node| node.last_message == NOW).count() > 1;
+            known.last_message == NOW && (known.group.is_none() || known.group == client.group) && !taken
         };
         for (client, home) in state.clients.iter().zip(&plan.homes) {
             match home {

@@ -46,7 +46,7 @@ pub fn tree_system(name: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn tree_plan(given: &str) -> PyResult<String> {
     let (plan, reason) = scenario(given)?.preview().map_err(cannot)?;
-    written(&json!({ "plan": plan, "reasons": reason.told() }))
+    written(&json!({ "plan": plan, "reasons": reason.texts() }))
 }
 
 /// Simulates a scenario in virtual time. Returns the outcome of each round, as JSON.

@@ -169,7 +169,7 @@ impl<'a> Engine<'a> {
             return;
         }
         if task.worker.is_none() {
-            if !std::mem::replace(&mut task.asked, true) {
+            if !std::mem::replace(&mut task.requested, true) {
                 self.ask(at);
             }
             return;

@@ -204,7 +204,7 @@ impl Scenario {
             busy: 0,
             estimate: None,
             workers: 0,
-            heard: Time::ZERO,
+            last_message: Time::ZERO,
             group: spec.group,
         };
         let group =

@@ -19,13 +19,13 @@ pub struct Task {
     /// Whether the worker is folding.
     pub running: bool,
     /// Whether the task has requested a worker.
-    pub asked: bool,
+    pub requested: bool,
     pub worker: Option<usize>,
 }
 
 impl Task {
     pub fn new(node: u32, role: WorkerRole, bytes: u64, goal: u32) -> Self {
-        Self { node, role, bytes, goal, waiting: 0, done: 0, running: false, asked: false, worker: None }
+        Self { node, role, bytes, goal, waiting: 0, done: 0, running: false, requested: false, worker: None }
     }
 
     /// Whether the worker can fold something now.

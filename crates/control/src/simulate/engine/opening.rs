@@ -119,7 +119,7 @@ impl Engine<'_> {
         let finish = at_rate(self.scenario.bytes, self.costs().finish);
         let done = self.round.done.unwrap_or(self.now).saturating_add(finish);
         self.now = done;
-        let spread = self.spread();
+        let spread_end = self.spread_end();
         let bytes_peak = self.round.peak;
         let open = self.round.open;
         let lived: Duration = self
@@ -138,17 +138,17 @@ impl Engine<'_> {
         let mut outcome = std::mem::take(&mut self.round.outcome);
         outcome.top = top.filter(|_| !sharded);
         outcome.completion = done.saturating_sub(arrivals[0].at);
-        outcome.spread = spread.saturating_sub(done);
+        outcome.spread = spread_end.saturating_sub(done);
         outcome.worker_seconds += lived;
         outcome.peak_bytes = bytes_peak;
-        self.now = spread;
+        self.now = spread_end;
         outcome
     }
 
     /// Sends the new model to all nodes with updates. Returns when the last one has it.
     ///
     /// In each step every top sends to a different node, so that no link waits for another.
-    pub(super) fn spread(&self) -> Time {
+    pub(super) fn spread_end(&self) -> Time {
         let (used, bytes) = (&self.round.used, self.scenario.bytes);
         let from: Vec<u32> = match self.round.tops.len() {
             0 => used.first().copied().into_iter().collect(),
@@ -184,7 +184,7 @@ impl Engine<'_> {
                 .for_each(|tree| self.state.nodes[tree.node as usize].estimate = Some(tree.estimate));
         }
         for (node, machine) in self.state.nodes.iter_mut().zip(&self.machines) {
-            (node.workers, node.heard) = (machine.count(WorkerRole::Leaf), self.now);
+            (node.workers, node.last_message) = (machine.count(WorkerRole::Leaf), self.now);
         }
     }
 }

@@ -108,7 +108,7 @@ impl Engine<'_> {
             .round
             .tasks
             .iter()
-            .filter(|task| task.node == node && task.role == role && task.asked && !task.is_done())
+            .filter(|task| task.node == node && task.role == role && task.requested && !task.is_done())
             .map(|task| task.goal - task.done)
             .sum();
         let machine = &mut self.machines[node as usize];
