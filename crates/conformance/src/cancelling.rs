@@ -37,9 +37,9 @@ pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     expect_error(send.await, &[ErrorKind::Cancelled]);
     assert_free(&source);
     let control = pair.client.send_control(Bytes::from_static(b"still here"));
-    let (sent, came) = tokio::join!(control, receive);
+    let (sent, received) = tokio::join!(control, receive);
     sent.unwrap();
-    assert_eq!(came.unwrap(), "still here");
+    assert_eq!(received.unwrap(), "still here");
     if pair.client.capabilities().ordered {
         recorders[0].check(&source);
     }
@@ -83,10 +83,10 @@ pub async fn a_cancelled_update_is_not_begun(factory: &Factory) {
     drop(update);
     assert_free(&source);
     let recorder = Recorder::new(10_000);
-    let (sent, came) =
+    let (sent, received) =
         tokio::join!(pair.client.send_control(Bytes::from_static(b"next")), pair.server.receive(&recorder));
     sent.unwrap();
-    assert_eq!(came.unwrap(), "next");
+    assert_eq!(received.unwrap(), "next");
     assert!(recorder.seen().placed.is_empty());
 }
 
@@ -110,8 +110,8 @@ pub async fn cancel_stops_its_own_update_only(factory: &Factory) {
         other_send.await.unwrap().unwrap();
         pair.client.send_control(Bytes::from_static(b"end")).await.unwrap();
     };
-    let ((), came) = tokio::join!(end, receive);
-    assert_eq!(came.unwrap(), "end");
+    let ((), received) = tokio::join!(end, receive);
+    assert_eq!(received.unwrap(), "end");
     if !pair.client.capabilities().ordered {
         return skip("chunks may come after the message behind them");
     }

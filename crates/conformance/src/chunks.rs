@@ -33,9 +33,9 @@ pub async fn chunks_come_in_any_order(factory: &Factory) {
     let shuffled = (0..count).map(|i| update.chunks()[i * step % count].clone());
     let (_, recorder) = transfer(&pair.client, &pair.server, &update.with_chunks(shuffled), &source).await;
     if pair.client.capabilities().ordered && factory.capabilities().reliable {
-        let came: Vec<u64> = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect();
+        let arrived: Vec<u64> = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect();
         let sent = (0..count).map(|i| update.chunks()[i * step % count].range().start);
-        assert!(sent.eq(came), "an ordered link changed the order");
+        assert!(sent.eq(arrived), "an ordered link changed the order");
     }
 }
 
@@ -50,9 +50,9 @@ pub async fn only_the_wanted_ranges_are_sent(factory: &Factory) {
     let update = Outgoing::new(update_id(1), bytes, &wanted, chunk, Cancel::default());
     let (report, recorder) = transfer(&pair.client, &pair.server, &update, &source).await;
     assert_eq!(report.payload, wanted.bytes());
-    let came = recorder.seen().ranges.clone();
-    assert!(came.iter().all(|range| wanted.covers(range)));
-    assert!(came == wanted || !factory.capabilities().reliable);
+    let arrived = recorder.seen().ranges.clone();
+    assert!(arrived.iter().all(|range| wanted.covers(range)));
+    assert!(arrived == wanted || !factory.capabilities().reliable);
 }
 
 /// A chunk has from one byte to `max_chunk` bytes.

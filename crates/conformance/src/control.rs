@@ -42,9 +42,10 @@ pub async fn a_message_of_the_greatest_length_arrives(factory: &Factory) {
     let pair = factory.pair().await;
     let message = Bytes::from(vec![0xa5; MAX_CONTROL as usize]);
     let sink = Recorder::new(0);
-    let (sent, came) = tokio::join!(pair.client.send_control(message.clone()), pair.server.receive(&sink));
+    let (sent, received) =
+        tokio::join!(pair.client.send_control(message.clone()), pair.server.receive(&sink));
     sent.unwrap();
-    assert!(came.unwrap() == message);
+    assert!(received.unwrap() == message);
 }
 
 /// A longer message is refused before any of it is sent.
@@ -67,15 +68,15 @@ pub async fn dropping_a_send_breaks_at_most_the_link(factory: &Factory) {
     let mut pump = Pump::start(&pair.server, &Arc::new(Recorder::new(0)));
     let sent = pair.client.send_control(Bytes::from_static(b"after")).await;
     pair.client.close().await;
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     let end = loop {
         match pump.next().await {
-            Ok(message) => came.push(message),
+            Ok(message) => received.push(message),
             Err(error) => break error,
         }
     };
     assert_eq!(end.kind(), ErrorKind::Closed, "{end}");
-    assert!(came.iter().all(|m| *m == large || m == "after"), "a message was cut or mixed");
+    assert!(received.iter().all(|m| *m == large || m == "after"), "a message was cut or mixed");
     sent.map_or_else(|error| assert_eq!(error.kind(), ErrorKind::Closed, "{error}"), drop);
     say(&client, &server, "another link").await;
 }

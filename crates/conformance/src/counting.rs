@@ -15,9 +15,9 @@ pub async fn counters_cover_the_payload(factory: &Factory) {
     let source = pattern(UPDATE, 1);
     let message = Bytes::from(vec![3; MESSAGE as usize]);
     let sink = Recorder::new(0);
-    let (sent, came) = tokio::join!(pair.client.send_control(message), pair.server.receive(&sink));
+    let (sent, received) = tokio::join!(pair.client.send_control(message), pair.server.receive(&sink));
     sent.unwrap();
-    came.unwrap();
+    received.unwrap();
     let before = (pair.client.counters(), pair.server.counters());
     assert!(before.0.sent > MESSAGE && before.1.received > MESSAGE, "{before:?}");
     let update = outgoing(&source, update_id(1), factory.chunk(10_000));

@@ -29,14 +29,14 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
     }
     // All run in one task, so only one of them makes progress at a time.
     let mut both = Box::pin(async { tokio::join!(control, receive) });
-    let (sent, came) = tokio::select! {
+    let (sent, received) = tokio::select! {
         biased;
         both = &mut both => both,
         sent = &mut send => panic!("{sent:?} before the message came"),
     };
     drop(both);
     sent.unwrap();
-    assert_eq!(came.unwrap(), "overtaking");
+    assert_eq!(received.unwrap(), "overtaking");
     let chunks = recorder.seen().placed.len();
     assert!(chunks < count, "the message came behind all {count} chunks");
     cancel.cancel();

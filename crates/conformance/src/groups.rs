@@ -45,12 +45,12 @@ fn send_group(group: Group, update: Outgoing) -> (Done, Vec<Arc<dyn Link>>) {
 }
 
 async fn hear(done: &mut Done, count: usize) -> Vec<(usize, Result<SendReport>)> {
-    let mut heard = Vec::new();
+    let mut outcomes = Vec::new();
     for _ in 0..count {
-        heard.push(done.recv().await.unwrap());
+        outcomes.push(done.recv().await.unwrap());
     }
-    heard.sort_by_key(|(index, _)| *index);
-    heard
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes
 }
 
 fn receive_all(clients: &[Arc<dyn Link>], source: &Arena) -> Vec<(Arc<Recorder>, Pump)> {
@@ -70,9 +70,9 @@ pub async fn each_member_gets_all_and_done_hears_of_each_once(factory: &Factory)
     let receivers = receive_all(&group.clients, &source);
     let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
     let (mut done, _clients) = send_group(group, update);
-    let heard = hear(&mut done, 5).await;
-    assert!(heard.iter().map(|(index, _)| *index).eq(0..5), "{heard:?}");
-    assert!(heard.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|r| r.payload == 2 << 20)));
+    let outcomes = hear(&mut done, 5).await;
+    assert!(outcomes.iter().map(|(index, _)| *index).eq(0..5), "{outcomes:?}");
+    assert!(outcomes.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|r| r.payload == 2 << 20)));
     assert!(done.recv().await.is_none(), "done heard of a link twice");
     for (server, (recorder, mut pump)) in servers.iter().zip(receivers) {
         settle(server, &mut pump, &recorder, 2 << 20).await;
@@ -121,9 +121,13 @@ pub async fn a_slow_member_holds_up_nobody(factory: &Factory) {
     let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
     let cancel = update.cancel().clone();
     let (mut done, _clients) = send_group(group, update);
-    let heard = hear(&mut done, 2).await;
-    assert_eq!((heard[0].0, heard[1].0), (0, 2), "the slow member was done before the others: raise bulk");
-    assert!(heard.iter().all(|(_, outcome)| outcome.is_ok()), "{heard:?}");
+    let outcomes = hear(&mut done, 2).await;
+    assert_eq!(
+        (outcomes[0].0, outcomes[1].0),
+        (0, 2),
+        "the slow member was done before the others: raise bulk"
+    );
+    assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
     for (server, (recorder, mut pump)) in [&servers[0], &servers[2]].into_iter().zip(receivers) {
         settle(server, &mut pump, &recorder, factory.bulk).await;
         recorder.check(&source);

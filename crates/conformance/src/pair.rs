@@ -177,9 +177,9 @@ pub(crate) fn send_in_task(
 pub(crate) async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>, text: &'static str) {
     let sink = Recorder::new(0).only(|_| false);
     let message = Bytes::from_static(text.as_bytes());
-    let (sent, came) = tokio::join!(from.send_control(message), to.receive(&sink));
+    let (sent, received) = tokio::join!(from.send_control(message), to.receive(&sink));
     sent.unwrap();
-    assert_eq!(came.unwrap(), text);
+    assert_eq!(received.unwrap(), text);
 }
 
 /// Receives and discards control messages until receiving fails. Asserts that the error is

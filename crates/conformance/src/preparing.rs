@@ -54,9 +54,9 @@ pub async fn places_of_a_cancelled_update_are_given_back(factory: &Factory) {
     cancel.cancel();
     expect_error(send.await, &[ErrorKind::Cancelled]);
     let control = pair.client.send_control(Bytes::from_static(b"still here"));
-    let (sent, came) = tokio::join!(control, receive);
+    let (sent, received) = tokio::join!(control, receive);
     sent.unwrap();
-    assert_eq!(came.unwrap(), "still here");
+    assert_eq!(received.unwrap(), "still here");
     if !pair.client.capabilities().settles() {
         return skip("chunks may come after the message behind them");
     }

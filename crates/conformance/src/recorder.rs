@@ -99,14 +99,17 @@ impl Recorder {
     pub fn check(&self, source: &Arena) {
         assert_eq!(self.arena.len(), source.len());
         let (seen, all) = (self.seen(), self.arena.range());
-        let (came, sent) = (self.bytes(all), source.lend(all).unwrap());
+        let (received, sent) = (self.bytes(all), source.lend(all).unwrap());
         let at = |r: Range| r.start as usize..r.end as usize;
         for range in seen.ranges.iter() {
-            assert!(came[at(range)] == sent[at(range)], "bytes {range:?} differ from those sent");
+            assert!(received[at(range)] == sent[at(range)], "bytes {range:?} differ from those sent");
         }
         let touched: Ranges = seen.placed.iter().chain(&seen.prepared).map(ChunkHeader::range).collect();
         for range in touched.holes(all.end).iter() {
-            assert!(came[at(range)].iter().all(|&b| b == 0), "bytes {range:?} were written, but never sent");
+            assert!(
+                received[at(range)].iter().all(|&b| b == 0),
+                "bytes {range:?} were written, but never sent"
+            );
         }
     }
 }

@@ -45,8 +45,8 @@ async fn receive_once(
         server.close().await; // also ends `send`, if it still waits
         outcome
     };
-    let ((), came) = tokio::join!(send, received);
-    came
+    let ((), received) = tokio::join!(send, received);
+    received
 }
 
 /// "Until then a link that was accepted by a listener with an admission queue takes control messages of at
@@ -55,9 +55,9 @@ pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     let hello = Bytes::from(vec![7; MAX_HELLO as usize]);
     let sink = Recorder::new(0);
-    let (sent, came) = tokio::join!(pair.client.send_control(hello.clone()), pair.server.receive(&sink));
+    let (sent, received) = tokio::join!(pair.client.send_control(hello.clone()), pair.server.receive(&sink));
     sent.unwrap();
-    assert_eq!(came.unwrap(), hello);
+    assert_eq!(received.unwrap(), hello);
     say(&pair.server, &pair.client, "who are you").await;
 }
 
@@ -103,9 +103,10 @@ pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
     pair.server.admit();
     let message = Bytes::from(vec![0xa5; MAX_CONTROL as usize]);
     let sink = Recorder::new(0);
-    let (sent, came) = tokio::join!(pair.client.send_control(message.clone()), pair.server.receive(&sink));
+    let (sent, received) =
+        tokio::join!(pair.client.send_control(message.clone()), pair.server.receive(&sink));
     sent.unwrap();
-    assert_eq!(came.unwrap(), message);
+    assert_eq!(received.unwrap(), message);
     let source = pattern(64 << 10, 1);
     let update = outgoing(&source, update_id(1), factory.chunk(4096));
     transfer(&pair.client, &pair.server, &update, &source).await;

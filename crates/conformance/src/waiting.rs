@@ -25,13 +25,13 @@ pub async fn chunks_keep_no_message_away(
     let recorder = Arc::new(Recorder::new(source.len()));
     let mut pump = Pump::start(&server, &recorder);
     client.send_control(Bytes::from_static(b"before")).await.unwrap();
-    let came = async {
+    let messages = async {
         client.send_update(&outgoing(&source, update_id(1), chunk)).await.unwrap();
         client.send_control(Bytes::from_static(b"end")).await.unwrap();
         [pump.next().await.unwrap(), pump.next().await.unwrap()]
     };
-    let came = tokio::time::timeout(GUARD / 4, came).await;
-    assert_eq!(came.expect("the message never comes"), ["before", "end"]);
+    let messages = tokio::time::timeout(GUARD / 4, messages).await;
+    assert_eq!(messages.expect("the message never comes"), ["before", "end"]);
     assert_eq!(recorder.seen().ranges.bytes(), source.len());
     recorder.check(&source);
 }

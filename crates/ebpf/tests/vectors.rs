@@ -117,12 +117,12 @@ fn echoes_are_chosen_alike() {
             let of = |name: &str| step.get(name).map(|values| words(&[values]));
             let data = of("data").map(|data| format!("data 0 {data}"));
             let fills = of("fills").map(|data| format!("data 1 {data}"));
-            let told = of("told").map(|told| format!("told {told}"));
+            let report = of("told").map(|report| format!("told {report}"));
             let ack = of("ack").map(|ack| {
                 acks.push((case, step));
                 format!("ack {ack} {}", words(&[&step["missing"], &step["goes_on"]]))
             });
-            commands.push(data.or(fills).or(told).or(ack).unwrap());
+            commands.push(data.or(fills).or(report).or(ack).unwrap());
         }
     }
     let Some(answers) = answers("echoes", &commands) else { return };

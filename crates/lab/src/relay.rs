@@ -141,9 +141,9 @@ impl Relay {
 
     /// Why the relay has ended; `None` while it runs.
     pub(crate) fn failure(&self) -> Option<String> {
-        let said = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ended = self.threads.iter().any(JoinHandle::is_finished);
-        said.or_else(|| ended.then(|| "the relay has ended".into()))
+        failure.or_else(|| ended.then(|| "the relay has ended".into()))
     }
 }
 

@@ -45,7 +45,7 @@ fn inside<T: Send + 'static>(
 
 /// Sends `bytes` bytes from a to b by TCP with Cubic.
 fn send(lab: &Lab, address: &'static str, bytes: usize) {
-    let (ready, told) = std::sync::mpsc::channel();
+    let (ready, addresses) = std::sync::mpsc::channel();
     let receiver = inside(lab, "b", move || {
         let listener = TcpListener::bind((address, 0)).unwrap();
         ready.send(listener.local_addr().unwrap()).unwrap();
@@ -58,7 +58,7 @@ fn send(lab: &Lab, address: &'static str, bytes: usize) {
             }
         }
     });
-    let to = told.recv().unwrap();
+    let to = addresses.recv().unwrap();
     let sender = inside(lab, "a", move || {
         let mut stream = TcpStream::connect(to).unwrap();
         SockRef::from(&stream).set_tcp_congestion(b"cubic").unwrap();
@@ -135,7 +135,7 @@ fn what_is_lost_is_sent_again(lab: &Lab, address: &'static str) {
 #[test]
 fn datagrams_pass_with_their_delay_and_are_lost_as_counted() {
     let Some(lab) = lab(&two(json!({"delay": 0.03, "loss": 0.2}), json!({}))) else { return };
-    let (ready, told) = std::sync::mpsc::channel();
+    let (ready, addresses) = std::sync::mpsc::channel();
     let (count, counted) = std::sync::mpsc::channel();
     let receiver = inside(&lab, "b", move || {
         let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
@@ -146,7 +146,7 @@ fn datagrams_pass_with_their_delay_and_are_lost_as_counted() {
         let mut buffer = [0; 2000];
         (0..due).filter(|_| socket.recv(&mut buffer).is_ok()).count() as u64
     });
-    let to = told.recv().unwrap();
+    let to = addresses.recv().unwrap();
     let sender = inside(&lab, "a", move || {
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
         (0..100).for_each(|_| assert_eq!(socket.send_to(&[1; 1000], to).unwrap(), 1000));
@@ -236,7 +236,7 @@ fn a_congestion_control_is_that_of_all_connections_of_a_host() {
     spec["hosts"][0]["sysctls"] = json!({"net.ipv4.tcp_congestion_control": "cubic"});
     let Some(lab) = lab(&spec) else { return };
     for (address, bind) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
-        let (ready, told) = std::sync::mpsc::channel();
+        let (ready, addresses) = std::sync::mpsc::channel();
         let name = |stream: &TcpStream| SockRef::from(stream).tcp_congestion().unwrap();
         let is_cubic = move |stream: &TcpStream| name(stream).starts_with(b"cubic");
         // A host can connect from this address and accept connections on it.
@@ -245,16 +245,16 @@ fn a_congestion_control_is_that_of_all_connections_of_a_host() {
             ready.send(listener.local_addr().unwrap()).unwrap();
             listener.accept().unwrap();
         });
-        let to = told.recv().unwrap();
+        let to = addresses.recv().unwrap();
         assert!(inside(&lab, "a", move || is_cubic(&TcpStream::connect(to).unwrap())).join().unwrap());
         peer.join().unwrap();
-        let (ready, told) = std::sync::mpsc::channel();
+        let (ready, addresses) = std::sync::mpsc::channel();
         let accepted = inside(&lab, "a", move || {
             let listener = TcpListener::bind((bind, 0)).unwrap();
             ready.send(listener.local_addr().unwrap()).unwrap();
             is_cubic(&listener.accept().unwrap().0)
         });
-        let to = told.recv().unwrap();
+        let to = addresses.recv().unwrap();
         inside(&lab, "b", move || drop(TcpStream::connect(to).unwrap())).join().unwrap();
         assert!(accepted.join().unwrap());
     }
@@ -269,12 +269,12 @@ fn a_lab_leaves_nothing_and_two_stand_side_by_side() {
     let (Some(one), Some(two)) = (lab(&spec), lab(&spec)) else { return };
     let inode = |lab: &Lab| lab.hosts()["a"]["inode"].as_u64().unwrap();
     assert_ne!(inode(&one), inode(&two));
-    let gone = format!("net:[{}]", inode(&one));
+    let name = format!("net:[{}]", inode(&one));
     let held = move || {
         let files = std::fs::read_dir("/proc/self/fd").unwrap();
         files
             .filter_map(|f| std::fs::read_link(f.unwrap().path()).ok())
-            .any(|to| to.to_string_lossy() == gone)
+            .any(|to| to.to_string_lossy() == name)
     };
     assert!(held());
     drop(one);

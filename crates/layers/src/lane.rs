@@ -39,7 +39,7 @@ struct Packets {
     /// Number of round trips that losses cost.
     rounds: u32,
     twice: bool,
-    gone: bool,
+    lost: bool,
 }
 
 /// One direction of a link, for frames of many packets.
@@ -85,7 +85,7 @@ impl Lane {
     /// Sends a frame of `bytes` bytes that has been ready since `ready`.
     pub fn send(&mut self, now: Duration, ready: Duration, bytes: u64, reliable: bool) -> Crossing {
         let packets = bytes.div_ceil(PACKET - HEADERS).max(1);
-        let Packets { sent, travel, rounds, twice, gone } = self.offer(now, packets, reliable);
+        let Packets { sent, travel, rounds, twice, lost } = self.offer(now, packets, reliable);
         // The last packet is only as long as it must be. Retransmissions count as whole packets.
         let wire = (sent - packets) * PACKET + bytes + packets * HEADERS;
         // Make up for late timers, but do not let a sender burst that was blocked for longer.
@@ -93,17 +93,17 @@ impl Lane {
         self.free = begun.saturating_add(self.time_for(wire));
         let arrival = self.free.saturating_add(travel).saturating_add(self.round_trip.saturating_mul(rounds));
         let due = if reliable { arrival.max(self.latest) } else { arrival };
-        if reliable && !gone {
+        if reliable && !lost {
             self.latest = due;
         }
-        Crossing { begun, through: self.free, due: (!gone).then_some(due), twice: twice && !reliable }
+        Crossing { begun, through: self.free, due: (!lost).then_some(due), twice: twice && !reliable }
     }
 
     /// Sends the packets of a frame through the pipe. If the frame is reliable, sends lost ones again.
     fn offer(&mut self, now: Duration, packets: u64, reliable: bool) -> Packets {
         let mut all = Packets::default();
         let mut left = packets;
-        while left > 0 && !all.gone {
+        while left > 0 && !all.lost {
             let offered = std::mem::take(&mut left);
             all.sent += offered;
             for _ in 0..offered {
@@ -112,11 +112,11 @@ impl Lane {
                         all.travel = all.travel.max(pass.due.saturating_sub(now));
                         all.twice |= pass.twice;
                     }
-                    Fate::Dropped(Cause::Down) => all.gone = true,
+                    Fate::Dropped(Cause::Down) => all.lost = true,
                     Fate::Dropped(_) => left += 1,
                 }
             }
-            all.gone |= left > 0 && (!reliable || all.rounds == MOST_ROUNDS);
+            all.lost |= left > 0 && (!reliable || all.rounds == MOST_ROUNDS);
             all.rounds += u32::from(left > 0);
         }
         all

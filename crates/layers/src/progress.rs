@@ -6,7 +6,7 @@
 pub(crate) struct Progress {
     begun: u64,
     done: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl Progress {
@@ -19,8 +19,8 @@ impl Progress {
     /// Counts `bytes` more bytes of a chunk, as they arrive on the wire. Returns how many bytes to report to
     /// the sink.
     pub fn arrived(&mut self, bytes: u64) -> u64 {
-        let fresh = bytes.min(self.begun.saturating_sub(self.told));
-        self.told += fresh;
+        let fresh = bytes.min(self.begun.saturating_sub(self.reported));
+        self.reported += fresh;
         fresh
     }
 
@@ -28,8 +28,8 @@ impl Progress {
     /// many bytes to report to the sink.
     pub fn finished(&mut self, bytes: u64) -> u64 {
         self.done += bytes;
-        let fresh = self.done.saturating_sub(self.told);
-        self.told += fresh;
+        let fresh = self.done.saturating_sub(self.reported);
+        self.reported += fresh;
         fresh
     }
 }

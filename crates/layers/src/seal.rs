@@ -184,9 +184,9 @@ impl Links for Sealing {
         let theirs = Hello::decode(&inner.receive(&NoChunks).await?)?;
         if theirs != ours {
             let theirs = Seal { cipher: theirs.cipher, record: Some(theirs.record), ..Seal::default() };
-            let said =
+            let reason =
                 format!("the peer seals with {}, this end with {}", theirs.describe(), self.layer.describe());
-            return Err(Error::new(ErrorKind::Security, "seal updates", said)
+            return Err(Error::new(ErrorKind::Security, "seal updates", reason)
                 .hint("give both ends the same cipher, record size and loss"));
         }
         Ok(self.wrap(inner, number))

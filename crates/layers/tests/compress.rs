@@ -86,9 +86,9 @@ async fn a_chunk_that_is_lost_spoils_no_other() {
     let (recorder, _) = sent(&*transport, "lossy", &update, layout.bytes()).await;
     let mut expected = arena.lend(arena.range()).unwrap().to_vec();
     compress.format.round(&layout, &mut expected);
-    let (came, bytes) = (recorder.seen().stored.clone(), recorder.bytes(arena.range()));
-    assert!(came.len() > 10 && came.len() < update.chunks().len());
-    for (chunk, outcome) in came {
+    let (received, bytes) = (recorder.seen().stored.clone(), recorder.bytes(arena.range()));
+    assert!(received.len() > 10 && received.len() < update.chunks().len());
+    for (chunk, outcome) in received {
         assert_eq!(outcome, Ok(()));
         let range = chunk.offset as usize..chunk.offset as usize + chunk.length as usize;
         assert_eq!(bytes[range.clone()], expected[range]);

@@ -171,8 +171,8 @@ async fn on_another_a_chunk_is_lost_with_any_of_its_packets() {
     let (took, recorder) = send(&pair.client, &pair.server).await;
     assert_close(took, sent(BYTES, 100, 20_000_000) + 20 * MS);
     // A chunk has 7 packets. 0.95^7 = 0.70 of 100 chunks arrive; the standard error is 4.6.
-    let came = recorder.seen().ranges.bytes() / u64::from(CHUNK);
-    assert!((50..=90).contains(&came), "{came}");
+    let received = recorder.seen().ranges.bytes() / u64::from(CHUNK);
+    assert!((50..=90).contains(&received), "{received}");
     assert!(pair.client.counters().sent >= BYTES);
 }
 

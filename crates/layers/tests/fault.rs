@@ -44,11 +44,11 @@ async fn the_script_is_what_arrives() {
     let fault = Fault { seed: 21, loss: 0.1, reorder: 0.1, duplicate: 0.0, ..Fault::default() };
     let pair = pair(&fault, "script").await;
     let recorder = send(&pair).await;
-    let came: Vec<u64> = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect();
-    assert_eq!(came, script(&fault, |step| step.fate != Fate::Lost));
-    assert!((400..490).contains(&came.len()), "{}", came.len());
+    let offsets: Vec<u64> = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect();
+    assert_eq!(offsets, script(&fault, |step| step.fate != Fate::Lost));
+    assert!((400..490).contains(&offsets.len()), "{}", offsets.len());
     let (sent, received) = (pair.client.counters().sent, pair.server.counters().received);
-    let lost = (CHUNKS - came.len()) as u64;
+    let lost = (CHUNKS - offsets.len()) as u64;
     assert_eq!(sent - received, lost * (u64::from(CHUNK) + HEADER_BYTES as u64));
 }
 
@@ -121,8 +121,8 @@ async fn chunks_are_under_way_for_the_delay() {
     let (least, most) = (Duration::from_millis(399), Duration::from_millis(802));
     assert!((least..=most).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!(recorder.seen().ranges.bytes(), BYTES);
-    let came = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect::<Vec<_>>();
-    assert!(!came.is_sorted(), "jitter reorders");
+    let received = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect::<Vec<_>>();
+    assert!(!received.is_sorted(), "jitter reorders");
 }
 
 #[tokio::test(start_paused = true)]

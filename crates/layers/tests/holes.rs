@@ -23,7 +23,7 @@ const PREFACE: u64 = 16;
 const HEADER: u64 = HEADER_BYTES as u64;
 
 /// What has arrived of an update of `UPDATE` bytes in chunks of `CHUNK` bytes.
-struct Came {
+struct Received {
     recorder: Arc<Recorder>,
     lost: u64,
     message: Result<Bytes, Error>,
@@ -39,7 +39,7 @@ async fn meet(layer: &Seal, script: Script) -> [Arc<dyn Link>; 2] {
 }
 
 /// Sends the update of round 2. If the script needs it, sends that of round 1 first.
-async fn send(layer: &Seal, script: Script, rounds: &[u32]) -> Came {
+async fn send(layer: &Seal, script: Script, rounds: &[u32]) -> Received {
     let [client, server] = meet(layer, script).await;
     assert!(server.capabilities().settled && !server.capabilities().reliable);
     let recorders: Vec<_> = (0..2).map(|_| Arc::new(Recorder::new(UPDATE))).collect();
@@ -51,7 +51,7 @@ async fn send(layer: &Seal, script: Script, rounds: &[u32]) -> Came {
         Ok(()) => pump.next().await,
         Err(error) => Err(error),
     };
-    Came { recorder: recorders[1].clone(), lost: server.counters().records_lost.unwrap(), message }
+    Received { recorder: recorders[1].clone(), lost: server.counters().records_lost.unwrap(), message }
 }
 
 fn whole(seen: &Seen) -> bool {
@@ -96,15 +96,15 @@ proptest! {
         let cipher = if chacha { Cipher::ChaCha20Poly1305 } else { Cipher::Aes256Gcm };
         let layer = Seal { cipher: Suite::Aead(cipher), record: Some(record), ..Seal::default() };
         let holes: Ranges = holes.into_iter().map(|(at, bytes)| Range::new(at, at + bytes)).collect();
-        let came = runtime().block_on(send(&layer, Script { holes: holes.clone(), ..Script::default() }, &[2]));
-        prop_assert_eq!(came.message.unwrap(), "end");
+        let received = runtime().block_on(send(&layer, Script { holes: holes.clone(), ..Script::default() }, &[2]));
+        prop_assert_eq!(received.message.unwrap(), "end");
         let (missing, records) = touched(&layer, &holes);
-        let seen = came.recorder.seen();
+        let seen = received.recorder.seen();
         prop_assert_eq!(seen.ranges.holes(UPDATE), missing);
-        prop_assert_eq!(came.lost, records);
+        prop_assert_eq!(received.lost, records);
         prop_assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()));
         drop(seen);
-        came.recorder.check(&pattern(UPDATE, 3));
+        received.recorder.check(&pattern(UPDATE, 3));
     }
 }
 
@@ -114,10 +114,10 @@ async fn a_lost_segment_costs_two_records() {
     let layer = Seal { record: Some(1000), ..Seal::default() };
     let at = HEADER + PREFACE + 500;
     let holes: Ranges = [Range::new(at, at + 1448)].into_iter().collect();
-    let came = send(&layer, Script { holes, ..Script::default() }, &[2]).await;
-    assert_eq!(came.message.unwrap(), "end");
-    assert_eq!(came.recorder.seen().ranges.holes(UPDATE), [Range::new(0, 2000)].into_iter().collect());
-    assert_eq!(came.lost, 2);
+    let received = send(&layer, Script { holes, ..Script::default() }, &[2]).await;
+    assert_eq!(received.message.unwrap(), "end");
+    assert_eq!(received.recorder.seen().ranges.holes(UPDATE), [Range::new(0, 2000)].into_iter().collect());
+    assert_eq!(received.lost, 2);
 }
 
 /// If the layer does not allow it, nothing may be lost. So `aes-cbc` stays under TLS.
@@ -146,7 +146,7 @@ fn summed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-async fn meddled(edit: impl Fn(Vec<u8>) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Came {
+async fn meddled(edit: impl Fn(Vec<u8>) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Received {
     let layer = Seal { record: Some(1000), ..Seal::default() };
     let edit: Arc<Edit> = Arc::new(edit);
     send(&layer, Script { edit, ..Script::default() }, &[1, 2]).await
@@ -157,9 +157,9 @@ fn round(frame: &[u8]) -> u32 {
 }
 
 /// Checks that only losses resulted: the receiver accepted no byte that was not sent.
-fn harmless(came: &Came) {
-    came.recorder.check(&pattern(UPDATE, 3));
-    let seen = came.recorder.seen();
+fn harmless(received: &Received) {
+    received.recorder.check(&pattern(UPDATE, 3));
+    let seen = received.recorder.seen();
     let bad = seen.stored.iter().filter_map(|(_, outcome)| outcome.as_ref().err());
     for error in bad {
         assert!(matches!(error, WireError::Sealed(_) | WireError::PayloadChecksum { .. }), "{error}");
@@ -168,24 +168,24 @@ fn harmless(came: &Came) {
 
 #[tokio::test]
 async fn nobody_meddles_and_all_is_there() {
-    let came = meddled(|frame| vec![frame]).await;
-    assert!(came.message.is_ok() && whole(&came.recorder.seen()) && came.lost == 0);
+    let received = meddled(|frame| vec![frame]).await;
+    assert!(received.message.is_ok() && whole(&received.recorder.seen()) && received.lost == 0);
 }
 
 #[tokio::test]
 async fn bits_turned_over_lose_their_chunk() {
     // In the number, the length, the checksum, a record and a tag.
     for at in [0, 9, 13, 20, 1020] {
-        let came = meddled(move |mut frame| {
+        let received = meddled(move |mut frame| {
             if round(&frame) == 2 {
                 frame[HEADER_BYTES + at] ^= 1;
             }
             vec![summed(frame)]
         })
         .await;
-        assert_eq!(came.message.as_ref().unwrap(), "end");
-        harmless(&came);
-        assert!(came.recorder.seen().ranges.is_empty(), "byte {at}");
+        assert_eq!(received.message.as_ref().unwrap(), "end");
+        harmless(&received);
+        assert!(received.recorder.seen().ranges.is_empty(), "byte {at}");
     }
 }
 
@@ -199,11 +199,11 @@ async fn a_forged_header_is_no_worse_than_a_loss() {
         |header| header.chunk.offset = u64::MAX - 5,
     ];
     for change in changes {
-        let came =
+        let received =
             meddled(move |frame| vec![if round(&frame) == 2 { forge(&frame, change) } else { frame }]).await;
-        assert_eq!(came.message.as_ref().unwrap(), "end");
-        harmless(&came);
-        assert!(came.recorder.seen().ranges.is_empty());
+        assert_eq!(received.message.as_ref().unwrap(), "end");
+        harmless(&received);
+        assert!(received.recorder.seen().ranges.is_empty());
     }
 }
 
@@ -211,15 +211,15 @@ async fn a_forged_header_is_no_worse_than_a_loss() {
 #[tokio::test]
 async fn a_forged_length_ends_the_link() {
     for change in [-1, 1, 100] {
-        let came = meddled(move |frame| {
+        let received = meddled(move |frame| {
             let forged = forge(&frame, |header| {
                 header.chunk.length = header.chunk.length.saturating_add_signed(change)
             });
             vec![if round(&frame) == 2 { forged } else { frame }]
         })
         .await;
-        came.message.as_ref().unwrap_err();
-        harmless(&came);
+        received.message.as_ref().unwrap_err();
+        harmless(&received);
     }
 }
 
@@ -227,7 +227,7 @@ async fn a_forged_length_ends_the_link() {
 #[tokio::test]
 async fn what_is_sent_again_is_dropped() {
     let first: Mutex<Vec<u8>> = Mutex::default();
-    let came = meddled(move |frame| {
+    let received = meddled(move |frame| {
         let mut first = first.lock().unwrap();
         match FrameHeader::decode(&frame).unwrap().chunk.offset {
             0 => first.clone_from(&frame),
@@ -237,9 +237,9 @@ async fn what_is_sent_again_is_dropped() {
         vec![frame]
     })
     .await;
-    harmless(&came);
+    harmless(&received);
     let second = Range::new(CHUNK.into(), 2 * u64::from(CHUNK));
-    let seen = came.recorder.seen();
+    let seen = received.recorder.seen();
     assert_eq!(seen.ranges.holes(UPDATE), [second].into_iter().collect());
     assert_eq!(seen.stored.len() as u64, UPDATE / u64::from(CHUNK), "one is dropped");
 }
@@ -247,14 +247,14 @@ async fn what_is_sent_again_is_dropped() {
 /// Chunks of round 1 claim to be of round 2, and those of round 2 of round 1.
 #[tokio::test]
 async fn another_rounds_records_are_refused() {
-    let came = meddled(|frame| {
+    let received = meddled(|frame| {
         let other = 3 - round(&frame);
         vec![forge(&frame, |header| header.chunk.round = other)]
     })
     .await;
-    assert_eq!(came.message.as_ref().unwrap(), "end");
-    harmless(&came);
-    assert!(came.recorder.seen().ranges.is_empty());
+    assert_eq!(received.message.as_ref().unwrap(), "end");
+    harmless(&received);
+    assert!(received.recorder.seen().ranges.is_empty());
 }
 
 /// Chunks of another client's connection, with this client's place in their headers.
@@ -267,16 +267,16 @@ async fn another_clients_records_are_refused() {
         vec![frame]
     })
     .await;
-    let came = meddled(move |_| vec![theirs.lock().unwrap().remove(0)]).await;
-    assert_eq!(came.message.as_ref().unwrap(), "end");
-    harmless(&came);
-    assert!(came.recorder.seen().ranges.is_empty());
+    let received = meddled(move |_| vec![theirs.lock().unwrap().remove(0)]).await;
+    assert_eq!(received.message.as_ref().unwrap(), "end");
+    harmless(&received);
+    assert!(received.recorder.seen().ranges.is_empty());
 }
 
 /// Records that are combined from two chunks, and records that are swapped within one.
 #[tokio::test]
 async fn a_record_at_another_place_is_refused() {
-    let came = meddled(|mut frame| {
+    let received = meddled(|mut frame| {
         let first = HEADER_BYTES + PREFACE as usize;
         if frame.len() > first + 2 * 1016 {
             let (one, two) = frame[first..first + 2 * 1016].split_at_mut(1016);
@@ -285,16 +285,16 @@ async fn a_record_at_another_place_is_refused() {
         vec![summed(frame)]
     })
     .await;
-    harmless(&came);
-    assert!(came.recorder.seen().ranges.is_empty());
+    harmless(&received);
+    assert!(received.recorder.seen().ranges.is_empty());
 }
 
 #[tokio::test]
 async fn whats_on_the_wire_is_not_what_was_sent() {
     let (wire, source): (Arc<Mutex<Vec<u8>>>, _) = (Arc::default(), pattern(UPDATE, 3));
-    let heard = wire.clone();
+    let captured = wire.clone();
     meddled(move |frame| {
-        heard.lock().unwrap().extend_from_slice(&frame);
+        captured.lock().unwrap().extend_from_slice(&frame);
         vec![frame]
     })
     .await;

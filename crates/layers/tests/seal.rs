@@ -148,13 +148,13 @@ async fn meddled(
     assert_eq!(pump.next().await.unwrap(), "end");
     recorders[0].check(&source);
     assert_eq!(recorders[0].seen().ranges.bytes(), UPDATE, "round 1 is left alone");
-    let heard =
+    let outcomes =
         recorders[1].seen().stored.iter().map(|(chunk, outcome)| (chunk.offset, outcome.clone())).collect();
-    (heard, recorders[1].clone())
+    (outcomes, recorders[1].clone())
 }
 
-fn forged(heard: &Outcomes) -> bool {
-    heard.len() == 3 && heard.iter().all(|(_, outcome)| matches!(outcome, Err(WireError::Sealed(_))))
+fn forged(outcomes: &Outcomes) -> bool {
+    outcomes.len() == 3 && outcomes.iter().all(|(_, outcome)| matches!(outcome, Err(WireError::Sealed(_))))
 }
 
 const AEAD: [Suite; 2] = [Suite::Aead(Cipher::Aes256Gcm), Suite::Aead(Cipher::ChaCha20Poly1305)];
@@ -162,8 +162,8 @@ const AEAD: [Suite; 2] = [Suite::Aead(Cipher::Aes256Gcm), Suite::Aead(Cipher::Ch
 #[tokio::test]
 async fn nobody_meddles_and_all_is_there() {
     for cipher in Suite::ALL {
-        let (heard, recorder) = meddled(cipher, |_, _| {}).await;
-        assert_eq!(heard, [0, 1000, 2000].map(|offset| (offset, Ok(()))));
+        let (outcomes, recorder) = meddled(cipher, |_, _| {}).await;
+        assert_eq!(outcomes, [0, 1000, 2000].map(|offset| (offset, Ok(()))));
         recorder.check(&pattern(UPDATE, 1));
         assert_eq!(recorder.seen().begun, 3, "the sink knows of a chunk before it is whole");
     }
@@ -212,47 +212,50 @@ async fn what_is_on_the_wire_is_not_what_was_sent() {
 async fn bits_turned_over_are_refused() {
     for cipher in AEAD {
         for at in [0, 7, 16, 300, 1000] {
-            let (heard, recorder) = meddled(cipher, move |passing, _| passing.payload[at] ^= 64).await;
-            assert!(forged(&heard), "byte {at}: {heard:?}");
+            let (outcomes, recorder) = meddled(cipher, move |passing, _| passing.payload[at] ^= 64).await;
+            assert!(forged(&outcomes), "byte {at}: {outcomes:?}");
             assert!(recorder.seen().ranges.is_empty());
         }
-        let (heard, _) = meddled(cipher, |passing, _| passing.payload[13] ^= 4).await;
-        assert!(heard.iter().all(|(_, outcome)| matches!(outcome, Err(WireError::PayloadChecksum { .. }))));
+        let (outcomes, _) = meddled(cipher, |passing, _| passing.payload[13] ^= 4).await;
+        assert!(outcomes
+            .iter()
+            .all(|(_, outcome)| matches!(outcome, Err(WireError::PayloadChecksum { .. }))));
     }
 }
 
 #[tokio::test]
 async fn a_chunk_that_is_cut_or_says_another_length_is_dropped() {
     for cut in [1, 16, 416, 1060] {
-        let (heard, _) = meddled(AEAD[0], move |passing, _| {
+        let (outcomes, _) = meddled(AEAD[0], move |passing, _| {
             let length = passing.payload.len();
             passing.payload.truncate(length - cut);
         })
         .await;
-        assert_eq!(heard, [], "{cut} bytes cut");
+        assert_eq!(outcomes, [], "{cut} bytes cut");
     }
-    let (heard, _) = meddled(AEAD[0], |passing, _| passing.payload[9] ^= 4).await;
-    assert_eq!(heard, []);
+    let (outcomes, _) = meddled(AEAD[0], |passing, _| passing.payload[9] ^= 4).await;
+    assert_eq!(outcomes, []);
 }
 
 #[tokio::test]
 async fn a_chunk_at_another_place_or_of_another_client_is_refused() {
-    let (heard, _) = meddled(AEAD[0], |passing, _| passing.offset = (passing.offset + 1000) % UPDATE).await;
-    assert!(forged(&heard), "{heard:?}");
-    let (heard, _) = meddled(AEAD[0], |passing, _| passing.id.sender += 1).await;
-    assert!(forged(&heard), "{heard:?}");
-    let (heard, _) = meddled(AEAD[0], |passing, _| passing.id.job += 1).await;
-    assert!(forged(&heard), "{heard:?}");
+    let (outcomes, _) =
+        meddled(AEAD[0], |passing, _| passing.offset = (passing.offset + 1000) % UPDATE).await;
+    assert!(forged(&outcomes), "{outcomes:?}");
+    let (outcomes, _) = meddled(AEAD[0], |passing, _| passing.id.sender += 1).await;
+    assert!(forged(&outcomes), "{outcomes:?}");
+    let (outcomes, _) = meddled(AEAD[0], |passing, _| passing.id.job += 1).await;
+    assert!(forged(&outcomes), "{outcomes:?}");
 }
 
 /// The payloads of round 1 again, as chunks of round 2. The receiver has seen them before.
 #[tokio::test]
 async fn a_chunk_of_another_round_is_dropped() {
-    let (heard, recorder) = meddled(AEAD[0], |passing, before| {
+    let (outcomes, recorder) = meddled(AEAD[0], |passing, before| {
         passing.payload.clone_from(&before[passing.offset as usize / 1000])
     })
     .await;
-    assert_eq!(heard, []);
+    assert_eq!(outcomes, []);
     assert!(recorder.seen().placed.is_empty());
 }
 
@@ -265,18 +268,18 @@ async fn with_cbc_anybody_can_choose_bits() {
     change[5] = 0x40;
     let checksum = thalweg_wire::checksum;
     let delta = checksum(&change) ^ checksum(&vec![0; CHUNK as usize]);
-    let (heard, recorder) = meddled(Suite::AesCbc, move |passing, _| {
+    let (outcomes, recorder) = meddled(Suite::AesCbc, move |passing, _| {
         passing.payload[16 + 5] ^= 0x40;
         for (byte, part) in passing.payload[12..16].iter_mut().zip(delta.to_le_bytes()) {
             *byte ^= part;
         }
     })
     .await;
-    assert_eq!(heard, [0, 1000, 2000].map(|offset| (offset, Ok(()))), "nobody notices");
+    assert_eq!(outcomes, [0, 1000, 2000].map(|offset| (offset, Ok(()))), "nobody notices");
     let source = pattern(UPDATE, 1);
-    let (sent, came) = (source.lend(source.range()).unwrap(), recorder.bytes(source.range()));
-    assert_eq!(came[5], sent[5] ^ 0x40);
-    assert_eq!(came[6..1000], sent[6..1000]);
+    let (sent, received) = (source.lend(source.range()).unwrap(), recorder.bytes(source.range()));
+    assert_eq!(received[5], sent[5] ^ 0x40);
+    assert_eq!(received[6..1000], sent[6..1000]);
 }
 
 fn refused(end: &Result<Arc<dyn Link>>, words: &[&str]) {

@@ -59,10 +59,10 @@ fn losses_in_front_of_the_queue_take_none_of_the_rate() {
         let mut pipe = pipe(Shape { rate: Some(12_000_000), loss, ..Shape::default() });
         // A packet every 0.4 ms is 30 Mbit/s, more than the rate at each of these losses.
         let offered = (0..20_000).map(|i| pipe.offer(ms(f64::from(i) * 0.4), MTU));
-        let came: Vec<_> =
+        let arrivals: Vec<_> =
             offered.filter(|fate| matches!(fate, Fate::Passes(_))).map(|fate| passes(fate).due).collect();
-        let seconds = (came[came.len() - 1] - came[0]).as_secs_f64();
-        let rate = (came.len() - 1) as f64 * MTU as f64 * 8.0 / seconds;
+        let seconds = (arrivals[arrivals.len() - 1] - arrivals[0]).as_secs_f64();
+        let rate = (arrivals.len() - 1) as f64 * MTU as f64 * 8.0 / seconds;
         assert!((rate / 12e6 - 1.0).abs() < 1e-3, "loss {loss}: {rate}");
     }
 }

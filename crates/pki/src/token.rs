@@ -314,12 +314,12 @@ mod tests {
         let (secret, stranger) = (Secret([7; 32]), Secret([8; 32]));
         for role in Role::ALL {
             let token = secret.issue(role, "a").unwrap();
-            for asked in Role::ALL {
+            for wanted in Role::ALL {
                 // The holder may name any role in what it signs.
-                for signed in [role, asked] {
-                    let found = secret.issuer().check(asked, &ABOUT, &token.prove(signed, &ABOUT));
-                    let right = if asked == role { Ok(()) } else { Err(Unproven::Role(role)) };
-                    assert_eq!(found, right, "{role} as {signed} where {asked} is asked for");
+                for signed in [role, wanted] {
+                    let found = secret.issuer().check(wanted, &ABOUT, &token.prove(signed, &ABOUT));
+                    let right = if wanted == role { Ok(()) } else { Err(Unproven::Role(role)) };
+                    assert_eq!(found, right, "{role} as {signed} where {wanted} is asked for");
                 }
             }
             let shown = token.prove(role, &ABOUT);

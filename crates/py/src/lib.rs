@@ -117,12 +117,12 @@ fn observed(
 ) -> PyResult<()> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let go_on = |event: Option<&str>| {
-        let told = Python::attach(|py| {
+        let outcome = Python::attach(|py| {
             py.check_signals()?;
             event.map_or(Ok(()), |event| observer.call1(py, (event,)).map(drop))
         });
         let kept = |error| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        told.map_err(kept).is_ok()
+        outcome.map_err(kept).is_ok()
     };
     py.detach(|| serve(&go_on))?;
     raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)

@@ -65,11 +65,11 @@ impl Server {
     ) -> PyResult<String> {
         let raised: Mutex<Option<PyErr>> = Mutex::new(None);
         let go_on = |progress: &str| {
-            let told = Python::attach(|py| {
+            let outcome = Python::attach(|py| {
                 py.check_signals()?;
                 observer.as_ref().map_or(Ok(()), |o| o.call1(py, (progress,)).map(drop))
             });
-            told.map_err(|e| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(e)).is_ok()
+            outcome.map_err(|e| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(e)).is_ok()
         };
         let outcome = self.with(|s| py.detach(|| Ok(s.round(number, config, go_on))))?;
         if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {

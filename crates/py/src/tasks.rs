@@ -37,8 +37,10 @@ fn unwrap(arena: Option<&Arena>) -> Option<(thalweg_arena::Arena, Arc<thalweg_wi
 fn judge_of(judge: Py<PyAny>) -> runtime::Judge {
     Arc::new(move |member, head, weight| {
         let ask = |py: Python<'_>| {
-            let said = judge.call1(py, (member, PyBytes::new(py, head), weight));
-            said.and_then(|said| said.extract::<Option<String>>(py)).map_err(|error| error.to_string())
+            let verdict = judge.call1(py, (member, PyBytes::new(py, head), weight));
+            verdict
+                .and_then(|verdict| verdict.extract::<Option<String>>(py))
+                .map_err(|error| error.to_string())
         };
         match Python::try_attach(ask) {
             Some(Ok(None)) => Ok(()),

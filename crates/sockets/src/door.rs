@@ -103,7 +103,7 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
                     let unauthenticated_peer = admission.admission_queue.as_ref().map(|admission_queue| admission_queue.enter(from));
                     _ = handshakes.spawn(admission.clone().admit(stream, from, unauthenticated_peer));
                 }
-                Err(error) if gone_again(&error) => {}
+                Err(error) if has_left(&error) => {}
                 Err(error) => {
                     let error = Error::io(ACCEPT, "no new connection", &error)
                         .hint("if there are too many open files, raise the limit (ulimit -n)");
@@ -118,7 +118,7 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
 }
 
 /// Whether the peer has left between connecting and our accept.
-fn gone_again(error: &std::io::Error) -> bool {
+fn has_left(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Io;
     matches!(error.kind(), Io::ConnectionAborted | Io::ConnectionReset | Io::Interrupted)
 }

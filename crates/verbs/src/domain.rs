@@ -8,7 +8,7 @@ use crate::open::{checked, functions, there};
 use crate::Error;
 
 /// The names of all devices.
-pub(crate) fn names() -> Result<Vec<String>, Error> {
+pub(crate) fn device_names() -> Result<Vec<String>, Error> {
     each(|functions, device| {
         // SAFETY: the device is in a list that is not freed yet; its name is a C string of the device.
         let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };

@@ -17,9 +17,9 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
             // SAFETY: after a failure the text is valid until this thread's next call.
-            let said = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
-            let said = said.map_or_else(|| "libibverbs.so.1 does not open".into(), CStr::to_string_lossy);
-            return Err(Error::NoLibrary(said.into_owned()));
+            let text = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
+            let text = text.map_or_else(|| "libibverbs.so.1 does not open".into(), CStr::to_string_lossy);
+            return Err(Error::NoLibrary(text.into_owned()));
         }
         // SAFETY: the library is never closed. A symbol of libibverbs is the function of that name, in its
         // newest version, which is the one of verbs.h.
@@ -30,10 +30,10 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
 }
 
 pub(crate) fn refused(what: &str, error: &io::Error) -> Error {
-    let said = format!("{what}: {error}");
+    let reason = format!("{what}: {error}");
     match error.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => Error::Locked(said),
-        _ => Error::Refused(said),
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => Error::Locked(reason),
+        _ => Error::Refused(reason),
     }
 }
 

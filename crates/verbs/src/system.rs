@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::abi::{self, constant};
 use crate::channel::Channel;
-use crate::domain::{names, Domain};
+use crate::domain::{device_names, Domain};
 use crate::queue::{Event, Queue};
 use crate::regions::{self, Held};
 use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
@@ -59,7 +59,7 @@ pub fn devices() -> Result<Vec<Described>, Error> {
         });
         Described { name, state }
     };
-    Ok(names()?.into_iter().map(described).collect())
+    Ok(device_names()?.into_iter().map(described).collect())
 }
 
 /// The device whose address is `local`, an address of this machine. Any usable device if none has that
@@ -70,7 +70,7 @@ pub fn devices() -> Result<Vec<Described>, Error> {
 pub fn device(local: Option<IpAddr>) -> Result<Arc<dyn Device>, Error> {
     let mut last = Error::NoDevice("this machine has no RDMA device".into());
     let mut found = None;
-    for name in names()? {
+    for name in device_names()? {
         match domain(&name).and_then(|domain| System::open(name, domain, local)) {
             Ok(system) if local.is_some_and(|ip| system.has(ip)) => return Ok(Arc::new(system)),
             Ok(system) => found = found.or(Some(system)),

@@ -527,15 +527,15 @@ mod tests {
     #[test]
     fn reasons_are_one_plain_line_once_decoded() {
         let evil = |text: &str| text.repeat(2000);
-        for said in [evil("\x1b[2J"), evil("\r\nforged line"), evil("\u{202e}x")] {
+        for reason in [evil("\x1b[2J"), evil("\r\nforged line"), evil("\u{202e}x")] {
             let (code, parcel) = (Refusal::Protocol, 1);
             for message in [
-                Control::Refused { code, reason: said.clone() },
-                Control::Rejected { parcel, reason: said.clone() },
-                Control::Bye { reason: said.clone() },
-                Control::Forward(Forward::Reset { stream: 1, reason: said.clone() }),
+                Control::Refused { code, reason: reason.clone() },
+                Control::Rejected { parcel, reason: reason.clone() },
+                Control::Bye { reason: reason.clone() },
+                Control::Forward(Forward::Reset { stream: 1, reason: reason.clone() }),
             ] {
-                let told = match Control::decode(&message.encode().unwrap()) {
+                let decoded = match Control::decode(&message.encode().unwrap()) {
                     Ok(
                         Control::Refused { reason, .. }
                         | Control::Rejected { reason, .. }
@@ -544,7 +544,7 @@ mod tests {
                     ) => reason,
                     other => panic!("{other:?}"),
                 };
-                assert!(told.len() <= MAX_REASON && text::is_plain(&told), "{told}");
+                assert!(decoded.len() <= MAX_REASON && text::is_plain(&decoded), "{decoded}");
             }
         }
     }

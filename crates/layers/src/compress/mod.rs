@@ -99,8 +99,8 @@ fn hello(layer: Compress) -> Result<Bytes> {
 }
 
 fn agree(ours: Compress, message: &[u8]) -> Result<()> {
-    let refuse = |said: String| {
-        let error = Error::new(ErrorKind::Unsupported, "compress updates", said);
+    let refuse = |reason: String| {
+        let error = Error::new(ErrorKind::Unsupported, "compress updates", reason);
         Err(error.hint("give both ends the same layers.compress"))
     };
     let Some(json) = message.strip_prefix(HELLO) else {

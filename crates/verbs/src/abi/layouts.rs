@@ -27,10 +27,10 @@ fn layouts_are_those_of_the_headers() {
     std::fs::remove_dir_all(&folder).unwrap();
     match printed {
         Err(error) => println!("skipped: no C compiler: {error}"),
-        Ok(Err(said)) if said.contains("infiniband/verbs.h: No such file") => {
+        Ok(Err(reason)) if reason.contains("infiniband/verbs.h: No such file") => {
             println!("skipped: no infiniband/verbs.h; install libibverbs-dev");
         }
-        Ok(Err(said)) => panic!("{said}"),
+        Ok(Err(reason)) => panic!("{reason}"),
         Ok(Ok(printed)) => {
             let text = String::from_utf8(printed).unwrap();
             let found: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();

@@ -92,11 +92,11 @@ impl PretendPair {
     fn tell(&self, state: MutexGuard<'_, State>, id: u64, note: u32) {
         let peer = state.peer;
         drop(state);
-        let told = self.at_peer(peer, |peer| {
+        let reached = self.at_peer(peer, |peer| {
             peer.happened(Done::Noted(note));
             Ok(())
         });
-        if told.is_some() {
+        if reached.is_some() {
             locked(&self.wire).happened(Done::Written(id));
         }
     }
