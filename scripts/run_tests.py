@@ -40,7 +40,9 @@ def main() -> int:
     # An extension module has no Python to link with outside of Python; Python's tests are its tests.
     cargo = ["cargo", "test", "--workspace", "--exclude", "thalweg-py", "--no-fail-fast"]
     # The default build has no baselines; their tests cover it, too, and so do the tests of the other code.
-    cargo += [] if os.environ.get("BASELINES") == "0" else ["--features", "thalweg-runtime/baselines"]
+    features = ["thalweg-runtime/as-in-tests"]
+    features += [] if os.environ.get("BASELINES") == "0" else ["thalweg-runtime/baselines"]
+    cargo += ["--features", ",".join(features)]
     cargo += ["--locked"] if os.environ.get("CI") else []
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     counts: dict[str, Counter[str]] = {}

@@ -3,7 +3,8 @@
 # A step whose inputs have not changed since it last succeeded is skipped.
 #
 # With BASELINES=1 the core also has the baselines: the ways of papers that experiments compare with. With BASELINES=0 it
-# has none. Unless it is set, the core stays as it was chosen before; at first it has none.
+# has none. Unless it is set, the core stays as it was chosen before; at first it has none. CORE_PROFILE is cargo's profile of
+# the core: release unless it is set. With dev, cargo compiles the same libraries for the core and for Rust's tests once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,7 @@ export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 python=.venv/bin/python
 stamps=.venv/.stamps
 baselines=${BASELINES:-$(cat "$stamps/baselines" 2>/dev/null || echo 0)}
+profile=${CORE_PROFILE:-release}
 
 fail() { # cause, hint
     echo "error: $1" >&2
@@ -79,7 +81,9 @@ install_packages() {
 
 # Whether nothing that the core is built from is newer than the core. New and removed files change their folder.
 core_is_good() {
-    [ "$(cat "$stamps/baselines" 2>/dev/null || echo 0)" = "$baselines" ] && [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
+    [ "$(cat "$stamps/baselines" 2>/dev/null || echo 0)" = "$baselines" ] &&
+        [ "$(cat "$stamps/profile" 2>/dev/null || echo release)" = "$profile" ] &&
+        [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
         [ -z "$(find Cargo.toml Cargo.lock pyproject.toml crates \
             \( -name tests -o -name examples -o -name conformance -o -name '*.md' \) -prune \
             -o -newer "$stamps/core" -print -quit)" ]
@@ -92,9 +96,11 @@ install_core() {
     export THALWEG_COMMIT
     [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
     local features=()
-    [ "$baselines" = 0 ] || features=(--features baselines)
-    "$python" -m maturin develop --release --uv ${CI:+--locked} "${features[@]}"
+    [ "$baselines" = 0 ] || features+=(--features baselines)
+    [ "$profile" = release ] || features+=(--features as-in-tests)
+    "$python" -m maturin develop --profile "$profile" --uv ${CI:+--locked} "${features[@]}"
     echo "$baselines" >"$stamps/baselines"
+    echo "$profile" >"$stamps/profile"
     mv "$stamps/core.next" "$stamps/core"
 }
 
@@ -111,8 +117,9 @@ if command -v flock >/dev/null; then
 fi
 
 case $baselines in 0 | 1) ;; *) fail "BASELINES is $baselines" "Set it to 1 or 0" ;; esac
+case $profile in release | dev) ;; *) fail "CORE_PROFILE is $profile" "Set it to release or dev" ;; esac
 check_tools
 venv_is_good || step "virtual environment in .venv" "$0" make_venv
 "$python" -m uv --version >/dev/null 2>&1 || step "uv, which installs the packages" "$0" install_uv
 cmp -s requirements/dev.lock "$stamps/dev.lock" || step "packages of requirements/dev.lock, PyTorch among them" "$0" install_packages
-core_is_good || step "compiled core, a release build$([ "$baselines" = 0 ] || echo " with baselines")" "$0" install_core
+core_is_good || step "compiled core, a $profile build$([ "$baselines" = 0 ] || echo " with baselines")" "$0" install_core
