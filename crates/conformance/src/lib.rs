@@ -31,7 +31,7 @@ mod waiting;
 pub use damage::{damage, repair, Rng};
 pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
-pub use recorder::{Recorder, Router, Seen};
+pub use recorder::{Recorded, Recorder, Router};
 pub use relay::{Gate, Relay};
 pub(crate) use suite::boxed;
 pub use suite::Sentence;

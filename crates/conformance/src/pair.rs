@@ -11,7 +11,7 @@ use thalweg_transport::{Address, ErrorKind, Link, Listener, Outgoing, Result, Se
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::{Factory, Recorder, Seen};
+use crate::{Factory, Recorded, Recorder};
 
 /// A listener with one link, of which the test holds both ends.
 pub struct Pair {
@@ -132,7 +132,7 @@ pub(crate) type Receive<'a> = Pin<Box<dyn Future<Output = Result<Bytes>> + Send 
 pub(crate) async fn receive_until(
     receive: &mut Receive<'_>,
     recorder: &Recorder,
-    condition: impl FnMut(&Seen) -> bool,
+    condition: impl FnMut(&Recorded) -> bool,
 ) {
     tokio::select! {
         biased;

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// Everything that a [`Recorder`] has recorded.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Recorded {
     /// Number of calls of [`Sink::begun`]: a chunk has begun, and its place is requested later.
     pub begun: u64,
     /// Headers of the chunks that got a place when they arrived, in order of arrival.
@@ -33,7 +33,7 @@ pub struct Recorder {
     scratch: bool,
     wanted: Box<dyn Fn(&ChunkHeader) -> bool + Send + Sync>,
     foreseen: Box<dyn Fn(&ChunkHeader) -> bool + Send + Sync>,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<Recorded>,
 }
 
 impl Recorder {
@@ -42,7 +42,7 @@ impl Recorder {
     /// # Panics
     /// If no memory is left.
     pub fn new(bytes: u64) -> Self {
-        let seen = watch::Sender::new(Seen::default());
+        let seen = watch::Sender::new(Recorded::default());
         let (wanted, foreseen) = (Box::new(|_: &_| true), Box::new(|_: &_| false));
         Self { arena: Arena::new(bytes).unwrap(), scratch: false, wanted, foreseen, seen }
     }
@@ -71,7 +71,7 @@ impl Recorder {
     }
 
     /// What was recorded so far.
-    pub fn seen(&self) -> watch::Ref<'_, Seen> {
+    pub fn seen(&self) -> watch::Ref<'_, Recorded> {
         self.seen.borrow()
     }
 
@@ -79,7 +79,7 @@ impl Recorder {
     ///
     /// # Panics
     /// Never: the recorder keeps its own sender alive.
-    pub async fn until(&self, condition: impl FnMut(&Seen) -> bool) {
+    pub async fn until(&self, condition: impl FnMut(&Recorded) -> bool) {
         let mut seen = self.seen.subscribe();
         seen.wait_for(condition).await.unwrap();
     }

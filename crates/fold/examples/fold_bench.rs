@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use fearless_simd::{dispatch, Level};
 use thalweg_arena::Arena;
-use thalweg_fold::{check_finite, Accumulator, LentMemory, Precision, Repair};
+use thalweg_fold::{check_finite, Accumulator, LentMemory, Precision, Replacement};
 use thalweg_wire::{Dtype, Layout, Range};
 
 const CHUNK: usize = 256 << 10;
@@ -166,7 +166,7 @@ fn main() {
             f32s.check_part(Range::new(0, f32s.layout().bytes())).unwrap();
         }),
         Task::new("finish_and_reset_f32", 2 * bytes, || {
-            f32s.finish_and_reset(&mut global[..f32_bytes], Repair::KeepLocal).unwrap();
+            f32s.finish_and_reset(&mut global[..f32_bytes], Replacement::KeepLocal).unwrap();
         }),
         Task::new("small_1400", 2 * bytes, || fold_same(&hot, &update[..SMALL], f32_bytes)),
         Task::new("small_1400_cached", 2 * PASSES * cached_bytes, || {

@@ -54,7 +54,7 @@ impl Precision {
 
 /// The way in which `finish` treats the values that are already in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Repair {
+pub enum Replacement {
     /// An element that no client sent keeps its value.
     #[default]
     KeepLocal,
@@ -337,14 +337,14 @@ impl Accumulator {
     /// only.
     ///
     /// # Errors
-    /// As [`Accumulator::check_part`], [`Accumulator::finish_part`] and, for [`Repair::Complement`],
+    /// As [`Accumulator::check_part`], [`Accumulator::finish_part`] and, for [`Replacement::Complement`],
     /// [`Accumulator::check_own`]. If a check fails, `global` is unchanged.
-    pub fn finish(&self, global: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
+    pub fn finish(&self, global: &mut [u8], repair: Replacement) -> Result<Summary, FoldError> {
         if global.len() as u64 != self.layout.bytes() {
             return Err(self.no_part(0, global));
         }
         self.check_part(Range::new(0, self.layout.bytes()))?;
-        if repair == Repair::Complement {
+        if repair == Replacement::Complement {
             self.check_own(0, global)?;
         }
         self.finish_part(0, global, repair)
@@ -354,7 +354,7 @@ impl Accumulator {
     ///
     /// # Errors
     /// As [`Accumulator::finish`].
-    pub fn finish_and_reset(&self, global: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
+    pub fn finish_and_reset(&self, global: &mut [u8], repair: Replacement) -> Result<Summary, FoldError> {
         let summary = self.finish(global, repair)?;
         self.reset();
         Ok(summary)
@@ -383,7 +383,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Checks that this part of the own model may be added by [`Repair::Complement`]. Every element must be
+    /// Checks that this part of the own model may be added by [`Replacement::Complement`]. Every element must be
     /// finite, and the sums must have room. The part is one of [`Accumulator::parts`].
     ///
     /// # Errors
@@ -411,20 +411,25 @@ impl Accumulator {
     /// Like [`Accumulator::finish`], but for one part, which begins at byte `offset` of the update. So
     /// several threads can share the work: each finishes one of [`Accumulator::parts`], and
     /// [`Summary::merge`] adds up the summaries. This function does not check the means. Call
-    /// [`Accumulator::check_part`] for all parts before, and for [`Repair::Complement`]
+    /// [`Accumulator::check_part`] for all parts before, and for [`Replacement::Complement`]
     /// [`Accumulator::check_own`].
     ///
     /// # Errors
     /// [`FoldError::Part`] if the part does not begin and end at stripe borders, [`FoldError::Poisoned`] if a
     /// thread panicked while folding. Then only stripes before the poisoned one have been written.
-    pub fn finish_part(&self, offset: u64, part: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
+    pub fn finish_part(
+        &self,
+        offset: u64,
+        part: &mut [u8],
+        repair: Replacement,
+    ) -> Result<Summary, FoldError> {
         let range = Range::new(offset, offset.saturating_add(part.len() as u64));
         self.is_part(range)?;
         let mut summary = Summary::new(&self.layout);
         for (index, piece) in parts_of(range) {
             let out = &mut part[(piece.start - offset) as usize..(piece.end - offset) as usize];
             let mut stripe = self.lock(index)?;
-            if repair == Repair::Complement {
+            if repair == Replacement::Complement {
                 stripe.complement(self.level, out, self.own_magnitude(piece.start, out));
             }
             stripe.finish(self.level, out, repair, &mut summary);
@@ -659,10 +664,10 @@ mod tests {
         assert!(panicked);
         let mut global = vec![0; 2 * STRIPE_BYTES as usize];
         assert_eq!(accumulator.fold(0, &global, 1.0), Err(FoldError::Poisoned));
-        assert_eq!(accumulator.finish(&mut global, Repair::KeepLocal), Err(FoldError::Poisoned));
+        assert_eq!(accumulator.finish(&mut global, Replacement::KeepLocal), Err(FoldError::Poisoned));
         accumulator.reset();
         accumulator.fold(0, &vec![5; global.len()], 1.0).unwrap();
-        accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+        accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
         assert!(global.iter().all(|&byte| byte == 5));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_wire::{checksum, Dtype, Layout};
 
-use crate::{Accumulator, FoldError, Precision, Repair, SumsHead};
+use crate::{Accumulator, FoldError, Precision, Replacement, SumsHead};
 
 /// Reads the bytes as a head, first as they are, and then as weight runs within a valid head. Each is a head
 /// or damaged, and a head encodes to the same bytes again. Sums with that head are merged, or refused without
@@ -34,7 +34,7 @@ pub fn sums(bytes: &[u8]) {
             }
         }
         let mut out = vec![0; layout.bytes() as usize];
-        accumulator.finish(&mut out, Repair::Zero).expect("sums of zeros");
+        accumulator.finish(&mut out, Replacement::Zero).expect("sums of zeros");
     }
 }
 

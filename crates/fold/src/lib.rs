@@ -52,7 +52,7 @@ mod summary;
 mod sums;
 mod weights;
 
-pub use accumulator::{Accumulator, Precision, Repair, STRIPE_BYTES};
+pub use accumulator::{Accumulator, Precision, Replacement, STRIPE_BYTES};
 pub use cells::SUMS_ALIGN;
 pub use error::{Defect, FoldError};
 pub use exact::{EXACT_FRACTION_BITS, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};

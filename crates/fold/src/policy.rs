@@ -65,7 +65,7 @@ impl Policy {
     /// # Errors
     /// [`FoldError::Part`] if one of them does not have the size of the layout; [`FoldError::Baseline`] if
     /// this build lacks the policy. `update` is unchanged then.
-    pub fn mend(
+    pub fn fill(
         self,
         layout: &Layout,
         update: &mut [u8],

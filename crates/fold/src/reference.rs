@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use thalweg_wire::{Dtype, Layout, Tensor};
 
-use crate::{FoldError, Repair};
+use crate::{FoldError, Replacement};
 
 /// Converts one float element to f64, exactly. 0 for types that are no floats.
 ///
@@ -128,19 +128,19 @@ impl Sum {
         self.weight += weight;
     }
 
-    fn write(&self, dtype: Dtype, element: &mut [u8], repair: Repair) {
-        if repair == Repair::Complement && self.weight > 0.0 {
+    fn write(&self, dtype: Dtype, element: &mut [u8], repair: Replacement) {
+        if repair == Replacement::Complement && self.weight > 0.0 {
             let mut with_own = *self;
             // An integer's own value counts, whatever its weight.
             let rest = (1.0 - self.weight).max(if dtype.is_float() { 0.0 } else { 1.0 });
             with_own.add(dtype, element, rest);
-            return with_own.write(dtype, element, Repair::KeepLocal);
+            return with_own.write(dtype, element, Replacement::KeepLocal);
         }
         match (self.largest, repair) {
             (Some(bits), _) => element.copy_from_slice(&bits.to_le_bytes()[..element.len()]),
             (None, _) if self.weight > 0.0 => encode(dtype, self.total / self.weight, element),
-            (None, Repair::KeepLocal | Repair::Complement) => (),
-            (None, Repair::Zero) => element.fill(0),
+            (None, Replacement::KeepLocal | Replacement::Complement) => (),
+            (None, Replacement::Zero) => element.fill(0),
         }
     }
 }
@@ -172,7 +172,7 @@ impl<'a> Plain<'a> {
     }
 
     /// Writes the means into `global`, which has the bytes of the whole update.
-    pub fn finish(&self, global: &mut [u8], repair: Repair) {
+    pub fn finish(&self, global: &mut [u8], repair: Replacement) {
         for (tensor, sums) in self.layout.tensors().iter().zip(&self.sums) {
             for (sum, place) in sums.iter().zip(places(tensor)) {
                 sum.write(tensor.dtype, &mut global[place.start as usize..place.end as usize], repair);
@@ -214,7 +214,7 @@ pub fn mean(layout: &Layout, updates: &[(&[u8], f64)], out: &mut [u8]) -> Result
             for (bytes, weight) in updates {
                 sum.add(tensor.dtype, &bytes[place.clone()], *weight);
             }
-            sum.write(tensor.dtype, &mut out[place], Repair::KeepLocal);
+            sum.write(tensor.dtype, &mut out[place], Replacement::KeepLocal);
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use thalweg_wire::{Dtype, Layout};
 use crate::cells::{Place, SUMS_ALIGN};
 use crate::memory::Memory;
 use crate::weights::{Full, Weight, Weighted, Weights, MAX_RUNS};
-use crate::{exact, FoldError, Precision, Repair, Summary};
+use crate::{exact, FoldError, Precision, Replacement, Summary};
 
 /// The part of a tensor that is in the stripe.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ impl Stripe {
     }
 
     /// Writes the means to `out`, which are the stripe's bytes of the global model.
-    pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Repair, summary: &mut Summary) {
+    pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Replacement, summary: &mut Summary) {
         for part in self.weights.within(0..out.len()) {
             let weight = part.weight();
             for (segment, piece) in over(&self.segments, &part.bytes) {
@@ -210,8 +210,8 @@ impl Stripe {
                         let cells = segment.place.cells(self.memory.bytes());
                         cells.write_mean(level, segment.dtype, element, out, weight);
                     }
-                    Repair::KeepLocal | Repair::Complement => (),
-                    Repair::Zero => out.fill(0),
+                    Replacement::KeepLocal | Replacement::Complement => (),
+                    Replacement::Zero => out.fill(0),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! `Repair::Complement`: the own model gets the weight that is missing to 1, for each element.
+//! `Replacement::Complement`: the own model gets the weight that is missing to 1, for each element.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{as_f32s, cuts, f32s, layouts, slice, update, values, Random};
 use proptest::prelude::*;
 use thalweg_fold::reference::Plain;
-use thalweg_fold::{Accumulator, FoldError, Precision, Repair};
+use thalweg_fold::{Accumulator, FoldError, Precision, Replacement};
 use thalweg_wire::{Dtype, Layout, Range};
 
 /// A chunk of a neighbour's model, and its weight.
@@ -50,7 +50,7 @@ fn mixed(
         sums.fold(chunk.range.start, bytes, chunk.weight).unwrap();
     }
     let mut out = own.to_vec();
-    sums.finish(&mut out, Repair::Complement).unwrap();
+    sums.finish(&mut out, Replacement::Complement).unwrap();
     out
 }
 
@@ -67,7 +67,7 @@ proptest! {
             plain.fold(chunk.range.start, slice(&neighbours[chunk.neighbour], chunk.range), chunk.weight);
         }
         let mut expected = own.clone();
-        plain.finish(&mut expected, Repair::Complement);
+        plain.finish(&mut expected, Replacement::Complement);
         for precision in [Precision::F32, Precision::F64, Precision::Exact] {
             let found = mixed(&layout, precision, &neighbours, &own, &chunks);
             for (index, tensor) in layout.tensors().iter().enumerate() {
@@ -133,9 +133,9 @@ fn a_chunk_that_did_not_come_counts_for_the_own_one() {
     sums.fold(0, &f32s(&[4.0, 4.0, 4.0, 4.0]), 0.25).unwrap();
     sums.fold(8, &f32s(&[8.0, 8.0]), 0.5).unwrap();
     let mut own = f32s(&[2.0, 1.0, 0.0, 12.0]);
-    sums.finish_and_reset(&mut own, Repair::Complement).unwrap();
+    sums.finish_and_reset(&mut own, Replacement::Complement).unwrap();
     assert_eq!(as_f32s(&own), [2.5, 1.75, 5.0, 8.0]);
-    sums.finish(&mut own, Repair::Complement).unwrap();
+    sums.finish(&mut own, Replacement::Complement).unwrap();
     assert_eq!(as_f32s(&own), [2.5, 1.75, 5.0, 8.0], "nothing came: nothing changes");
 }
 
@@ -145,7 +145,7 @@ fn more_weight_than_one_leaves_none_for_the_own_model() {
     sums.fold(0, &f32s(&[4.0]), 1.0).unwrap();
     sums.fold(0, &f32s(&[8.0]), 1.0).unwrap();
     let mut own = f32s(&[100.0]);
-    sums.finish(&mut own, Repair::Complement).unwrap();
+    sums.finish(&mut own, Replacement::Complement).unwrap();
     assert_eq!(as_f32s(&own), [6.0]);
 }
 
@@ -154,7 +154,7 @@ fn of_integers_the_largest_counts_the_own_one_too() {
     let sums = Accumulator::new(one_tensor(Dtype::U8, 3), Precision::F32);
     sums.fold(0, &[9, 1], 1.0).unwrap();
     let mut own = [5, 5, 5];
-    sums.finish(&mut own, Repair::Complement).unwrap();
+    sums.finish(&mut own, Replacement::Complement).unwrap();
     assert_eq!(own, [9, 5, 5]);
 }
 
@@ -164,7 +164,7 @@ fn an_own_model_that_is_not_finite_is_refused_and_stays() {
     sums.fold(0, &f32s(&[1.0, 1.0]), 0.5).unwrap();
     let mut own = f32s(&[1.0, f32::INFINITY]);
     let before = own.clone();
-    let refused = sums.finish(&mut own, Repair::Complement).unwrap_err();
+    let refused = sums.finish(&mut own, Replacement::Complement).unwrap_err();
     assert!(matches!(refused, FoldError::NotFinite(_)), "{refused}");
     assert_eq!(own, before);
 }

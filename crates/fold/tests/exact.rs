@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{as_f32s, f32s, update, Random};
-use thalweg_fold::{Accumulator, FoldError, Precision, Repair, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};
+use thalweg_fold::{Accumulator, FoldError, Precision, Replacement, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};
 use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
 fn layout(elements: u64) -> Arc<Layout> {
@@ -16,7 +16,7 @@ fn layout(elements: u64) -> Arc<Layout> {
 
 fn finish(accumulator: &Accumulator) -> Vec<u8> {
     let mut out = vec![0; accumulator.layout().bytes() as usize];
-    accumulator.finish(&mut out, Repair::KeepLocal).unwrap();
+    accumulator.finish(&mut out, Replacement::KeepLocal).unwrap();
     out
 }
 
@@ -242,14 +242,14 @@ fn a_mean_that_is_not_finite_is_never_written() {
         // Fold without a check, as a careless caller would.
         accumulator.fold(0, &bytes, 2_f64.powi(30)).unwrap();
         let mut global = vec![7; bytes.len()];
-        let refused = accumulator.finish(&mut global, Repair::KeepLocal).unwrap_err();
+        let refused = accumulator.finish(&mut global, Replacement::KeepLocal).unwrap_err();
         let FoldError::Mean { tensor, element, mean } = &refused else { panic!("{refused}") };
         assert_eq!((tensor.as_str(), *element), ("w", 77));
         assert!(!mean.is_finite() && refused.to_string().contains("\"w\", element 77"), "{refused}");
         assert!(global.iter().all(|&byte| byte == 7), "the model is as it was");
         accumulator.reset();
         accumulator.fold(0, &update(&layout, 3), 1.0).unwrap();
-        accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+        accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
     }
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{as_f32s, cuts, f32s, slice, update, Random};
-use thalweg_fold::{mean, Accumulator, Precision, Repair};
+use thalweg_fold::{mean, Accumulator, Precision, Replacement};
 use thalweg_wire::{Dtype, Layout};
 
 const ELEMENTS: u64 = 50_000;
@@ -31,7 +31,7 @@ fn eager(precision: Precision, updates: &[(Vec<u8>, f64)]) -> Vec<u8> {
         assert_eq!(accumulator.fold(range.start, slice(bytes, range), *weight).unwrap(), range);
     }
     let mut global = vec![0; layout.bytes() as usize];
-    let summary = accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+    let summary = accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
     assert_eq!((summary.uncovered_bytes, summary.tensors[0].fraction()), (0, 1.0));
     global
 }
@@ -110,7 +110,7 @@ fn one_client_gives_its_own_bits() {
         let accumulator = Accumulator::new(layout.clone(), precision);
         accumulator.fold(0, &bytes_with_zero, 1.0).unwrap();
         let mut global = vec![0; bytes.len()];
-        accumulator.finish_and_reset(&mut global, Repair::KeepLocal).unwrap();
+        accumulator.finish_and_reset(&mut global, Replacement::KeepLocal).unwrap();
         for tensor in layout.tensors() {
             assert_eq!(slice(&global, tensor.range()), slice(&bytes_with_zero, tensor.range()), "{tensor:?}");
         }
@@ -139,7 +139,7 @@ fn threads_that_fold_at_once_lose_nothing() {
             }
         });
         let mut global = vec![0; layout.bytes() as usize];
-        accumulator.finish_and_reset(&mut global, Repair::KeepLocal).unwrap();
+        accumulator.finish_and_reset(&mut global, Replacement::KeepLocal).unwrap();
         assert!(global == expected);
     }
 }
@@ -183,7 +183,7 @@ fn integers_take_the_maximum_of_the_participants() {
         right.fold(0, &b[..195], 1e6).unwrap();
         left.merge(&right).unwrap();
         let mut global = vec![9; layout.bytes() as usize];
-        left.finish(&mut global, Repair::KeepLocal).unwrap();
+        left.finish(&mut global, Replacement::KeepLocal).unwrap();
         let word = |at: usize| u64::from_le_bytes(global[at..at + 8].try_into().unwrap());
         assert_eq!((word(0), word(8)), (3, 5), "signed: -1 < 3");
         assert_eq!((word(64), word(72)), (u64::MAX, i64::MIN as u64), "unsigned");

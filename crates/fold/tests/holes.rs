@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{as_f32s, f32s, update};
-use thalweg_fold::{Accumulator, FoldError, Precision, Repair, MAX_RUNS, STRIPE_BYTES};
+use thalweg_fold::{Accumulator, FoldError, Precision, Replacement, MAX_RUNS, STRIPE_BYTES};
 use thalweg_wire::{Dtype, Layout, Range};
 
 fn accumulator(elements: u64) -> Accumulator {
@@ -20,12 +20,12 @@ fn each_element_is_the_mean_over_those_who_sent_it() {
     accumulator.fold(0, &f32s(&[1.0, 1.0]), 1.0).unwrap();
     accumulator.fold(4, &f32s(&[5.0, 5.0]), 3.0).unwrap();
     let mut global = f32s(&[9.0; 4]);
-    let summary = accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+    let summary = accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
     assert_eq!(as_f32s(&global), [1.0, 4.0, 5.0, 9.0]);
     assert_eq!(summary.uncovered_bytes, 4);
     let coverage = &summary.tensors[0];
     assert_eq!((coverage.fraction(), coverage.least_weight(), coverage.mean_weight()), (0.75, 0.0, 2.0));
-    accumulator.finish(&mut global, Repair::Zero).unwrap();
+    accumulator.finish(&mut global, Replacement::Zero).unwrap();
     assert_eq!(as_f32s(&global), [1.0, 4.0, 5.0, 0.0]);
 }
 
@@ -37,7 +37,7 @@ fn cut_elements_are_left_out() {
     assert!(accumulator.fold(5, &bytes[5..7], 1.0).unwrap().is_empty());
     assert!(accumulator.fold(9, &[], 1.0).unwrap().is_empty());
     let mut global = f32s(&[9.0; 4]);
-    let summary = accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+    let summary = accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
     assert_eq!(as_f32s(&global), [9.0, 2.0, 3.0, 9.0]);
     assert_eq!((summary.uncovered_bytes, summary.tensors[0].mean_weight()), (8, 0.5));
 }
@@ -48,7 +48,7 @@ fn a_weight_of_zero_is_no_participant() {
     let accumulator = Accumulator::new(layout.clone(), Precision::F32);
     assert!(accumulator.fold(0, &update(&layout, 1), 0.0).unwrap().is_empty());
     let mut global = vec![3; layout.bytes() as usize];
-    assert_eq!(accumulator.finish(&mut global, Repair::KeepLocal).unwrap().uncovered_bytes, 5);
+    assert_eq!(accumulator.finish(&mut global, Replacement::KeepLocal).unwrap().uncovered_bytes, 5);
     assert_eq!(global, [3; 68]);
 }
 
@@ -59,8 +59,8 @@ fn what_does_not_fit_is_refused_with_a_hint() {
     says(accumulator.fold(300, &[0; 101], 1.0).unwrap_err(), "layout hashes");
     says(accumulator.fold(u64::MAX, &[0; 2], 1.0).unwrap_err(), "layout hashes");
     says(accumulator.fold(0, &[0; 4], f64::NAN).unwrap_err(), "samples");
-    says(accumulator.finish(&mut [0; 399], Repair::Zero).unwrap_err(), "400 bytes");
-    says(accumulator.finish_part(64, &mut [0; 336], Repair::Zero).unwrap_err(), "multiple");
+    says(accumulator.finish(&mut [0; 399], Replacement::Zero).unwrap_err(), "400 bytes");
+    says(accumulator.finish_part(64, &mut [0; 336], Replacement::Zero).unwrap_err(), "multiple");
     says(accumulator.merge(&accumulator).unwrap_err(), "twice");
     says(
         accumulator.merge(&self::accumulator(99)).unwrap_err(),
@@ -76,7 +76,7 @@ fn an_empty_layout_is_no_trouble() {
     let accumulator = Accumulator::new(layout, Precision::Exact);
     assert!(accumulator.fold(0, &[], 1.0).unwrap().is_empty());
     assert!(accumulator.parts(4).is_empty());
-    let summary = accumulator.finish_and_reset(&mut [], Repair::Zero).unwrap();
+    let summary = accumulator.finish_and_reset(&mut [], Replacement::Zero).unwrap();
     assert_eq!((summary.uncovered_bytes, summary.tensors[0].fraction()), (0, 1.0));
 }
 
@@ -93,7 +93,7 @@ fn crumbs_are_refused_before_they_fill_the_memory() {
     let rest = vec![2; (STRIPE_BYTES + 100 - start) as usize];
     accumulator.fold(start, &rest, 1.0).unwrap_err();
     let mut global = vec![9; 2 * STRIPE_BYTES as usize];
-    let summary = accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+    let summary = accumulator.finish(&mut global, Replacement::KeepLocal).unwrap();
     assert!(global.iter().all(|&byte| byte == 1 || byte == 9));
     assert!(summary.tensors[0].covered < MAX_RUNS as u64);
     // Chunks that need no new border still fit. In a new round there is room again.

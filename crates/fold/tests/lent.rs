@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{cuts, layouts, slice, update, Random};
 use proptest::prelude::*;
 use thalweg_arena::{Arena, Claim};
-use thalweg_fold::{Accumulator, FoldError, LentMemory, Precision, Repair, SumsHead, SUMS_ALIGN};
+use thalweg_fold::{Accumulator, FoldError, LentMemory, Precision, Replacement, SumsHead, SUMS_ALIGN};
 use thalweg_wire::{Dtype, Layout, Range};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::F64, Precision::Exact];
@@ -33,7 +33,7 @@ fn within(layout: &Arc<Layout>, precision: Precision, memory: &Arena) -> Accumul
 
 fn finish(accumulator: &Accumulator) -> Vec<u8> {
     let mut out = vec![0x55; accumulator.layout().bytes() as usize];
-    accumulator.finish(&mut out, Repair::KeepLocal).unwrap();
+    accumulator.finish(&mut out, Replacement::KeepLocal).unwrap();
     out
 }
 

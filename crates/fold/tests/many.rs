@@ -11,7 +11,7 @@ use common::{cuts, f32s, layouts, update, Random};
 use proptest::prelude::*;
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{
-    Accumulator, Contribution, FoldError, LentMemory, Precision, Refusal, Repair, SumsHead, STRIPE_BYTES,
+    Accumulator, Contribution, FoldError, LentMemory, Precision, Refusal, Replacement, SumsHead, STRIPE_BYTES,
 };
 use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
@@ -56,7 +56,7 @@ fn pieces(mut claim: Claim) -> impl FnMut(usize) -> Option<LentMemory> {
 
 fn finish(accumulator: &Accumulator) -> Vec<u8> {
     let mut out = vec![0x55; accumulator.layout().bytes() as usize];
-    accumulator.finish(&mut out, Repair::KeepLocal).unwrap();
+    accumulator.finish(&mut out, Replacement::KeepLocal).unwrap();
     out
 }
 
@@ -107,7 +107,7 @@ proptest! {
                 next.adopt(&head).unwrap();
                 next.fold_many(&contributions(&second), part).unwrap();
                 next.check_part(part).unwrap();
-                next.finish_part(part.start, &mut mean[part.start as usize..part.end as usize], Repair::KeepLocal).unwrap();
+                next.finish_part(part.start, &mut mean[part.start as usize..part.end as usize], Replacement::KeepLocal).unwrap();
             }
             prop_assert!(mean == finish(&whole));
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{as_f32s, f32s, layouts, slice, update, Random};
 use proptest::prelude::*;
-use thalweg_fold::{reference, Accumulator, FoldError, Policy, Precision, Repair};
+use thalweg_fold::{reference, Accumulator, FoldError, Policy, Precision, Replacement};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, Tensor};
 
 const ALL: &[Policy] = &[
@@ -93,19 +93,19 @@ proptest! {
         let holes = holes(&mut random, layout.bytes());
         let (sent, global, last) = (update(&layout, seed ^ 1), update(&layout, seed ^ 2), update(&layout, seed ^ 3));
         for &policy in ALL {
-            let mut mended = sent.clone();
+            let mut filled = sent.clone();
             // What is in a hole does not matter.
             for hole in holes.iter() {
-                mended[hole.start as usize..hole.end as usize].fill(0xa5);
+                filled[hole.start as usize..hole.end as usize].fill(0xa5);
             }
-            let folded = policy.mend(&layout, &mut mended, &holes, &global, Some(&last)).unwrap();
+            let folded = policy.fill(&layout, &mut filled, &holes, &global, Some(&last)).unwrap();
             for tensor in layout.tensors() {
                 let expected = plain(policy, &layout, tensor, &holes, [&sent, &global, &last]);
                 for (index, expected) in (0..).zip(expected) {
                     let place = place(tensor, index);
                     prop_assert_eq!(folded.covers(place), expected.is_some(), "{:?} {} {}", policy, tensor.name, index);
                     if let Some(expected) = expected {
-                        prop_assert_eq!(slice(&mended, place), &expected[..], "{:?} {} {}", policy, tensor.name, index);
+                        prop_assert_eq!(slice(&filled, place), &expected[..], "{:?} {} {}", policy, tensor.name, index);
                     }
                 }
             }
@@ -133,13 +133,13 @@ proptest! {
                         sum.1 += weight;
                     }
                 }
-                let mut mended = sent.clone();
-                for range in policy.mend(&layout, &mut mended, &holes, &global, Some(&last)).unwrap().iter() {
-                    accumulator.fold(range.start, slice(&mended, range), weight).unwrap();
+                let mut filled = sent.clone();
+                for range in policy.fill(&layout, &mut filled, &holes, &global, Some(&last)).unwrap().iter() {
+                    accumulator.fold(range.start, slice(&filled, range), weight).unwrap();
                 }
             }
             let mut mean = global.clone();
-            accumulator.finish(&mut mean, Repair::KeepLocal).unwrap();
+            accumulator.finish(&mut mean, Replacement::KeepLocal).unwrap();
             let own = as_f32s(&global);
             for ((found, (sum, weight)), own) in as_f32s(&mean).into_iter().zip(sums).zip(own) {
                 let expected = if weight > 0.0 { (sum / weight) as f32 } else { own };
@@ -155,7 +155,7 @@ fn a_build_without_baselines_refuses_the_legacy_of_fedcomm() {
     let layout = Layout::pack([("w", Dtype::F32, vec![2])]).unwrap();
     let mut update = f32s(&[1.0, 2.0]);
     let holes: Ranges = [Range::new(0, 4)].into_iter().collect();
-    let refused = Policy::FedcommLegacy.mend(&layout, &mut update, &holes, &f32s(&[9.0, 9.0]), None);
+    let refused = Policy::FedcommLegacy.fill(&layout, &mut update, &holes, &f32s(&[9.0, 9.0]), None);
     assert_eq!(refused, Err(FoldError::Baseline));
     assert_eq!(as_f32s(&update), [1.0, 2.0], "nothing changed");
 }
@@ -174,7 +174,7 @@ fn the_legacy_of_fedcomm_is_what_its_code_did() {
     let global = pad(&[9.0; 6], &[8.0; 2]);
     let mut update = pad(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7.0, 7.5]);
     let holes: Ranges = [Range::new(8, 16), Range::new(second, second + 8)].into_iter().collect();
-    Policy::FedcommLegacy.mend(&layout, &mut update, &holes, &global, None).unwrap();
+    Policy::FedcommLegacy.fill(&layout, &mut update, &holes, &global, None).unwrap();
     // The third and fourth value are lost, so the fifth and sixth move up. A tensor that was lost completely
     // does not change.
     assert_eq!(as_f32s(&update[..24]), [1.0, 2.0, 5.0, 6.0, 0.0, 0.0]);
@@ -186,11 +186,11 @@ fn without_a_last_update_the_global_model_stands_in_and_sizes_are_checked() {
     let layout = Layout::pack([("w", Dtype::F32, vec![2])]).unwrap();
     let (global, mut update) = (f32s(&[9.0, 9.0]), f32s(&[1.0, 2.0]));
     let holes: Ranges = [Range::new(5, 6)].into_iter().collect();
-    Policy::Last.mend(&layout, &mut update, &holes, &global, None).unwrap();
+    Policy::Last.fill(&layout, &mut update, &holes, &global, None).unwrap();
     assert_eq!(as_f32s(&update), [1.0, 9.0], "an element that is cut is missing");
     for (short, global, last) in [(4, 8, 8), (8, 4, 8), (8, 8, 12)] {
         let refused =
-            Policy::Zero.mend(&layout, &mut vec![1; short], &holes, &vec![0; global], Some(&vec![0; last]));
+            Policy::Zero.fill(&layout, &mut vec![1; short], &holes, &vec![0; global], Some(&vec![0; last]));
         assert!(matches!(refused, Err(FoldError::Part { bytes: 8, .. })), "{refused:?}");
     }
 }

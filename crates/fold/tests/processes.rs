@@ -26,7 +26,7 @@ mod linux {
     use std::sync::Arc;
 
     use thalweg_arena::{Access, Arena};
-    use thalweg_fold::{Accumulator, LentMemory, Precision, Repair, SumsHead};
+    use thalweg_fold::{Accumulator, LentMemory, Precision, Replacement, SumsHead};
     use thalweg_wire::{Dtype, Layout};
 
     use crate::common::update;
@@ -52,7 +52,7 @@ mod linux {
 
     fn finish(accumulator: &Accumulator) -> Vec<u8> {
         let mut out = vec![0; accumulator.layout().bytes() as usize];
-        accumulator.finish(&mut out, Repair::Zero).unwrap();
+        accumulator.finish(&mut out, Replacement::Zero).unwrap();
         out
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{cuts, layouts, magnitudes, slice, update, values, Random};
 use proptest::prelude::*;
 use thalweg_fold::reference::Plain;
-use thalweg_fold::{Accumulator, Precision, Repair, Summary};
+use thalweg_fold::{Accumulator, Precision, Replacement, Summary};
 use thalweg_wire::{Dtype, Layout, Range};
 
 /// A chunk of a client's update to fold.
@@ -65,13 +65,13 @@ impl Case {
         plain
     }
 
-    fn expected(&self, layout: &Layout, repair: Repair) -> Vec<u8> {
+    fn expected(&self, layout: &Layout, repair: Replacement) -> Vec<u8> {
         let mut out = self.local.clone();
         self.plain(layout).finish(&mut out, repair);
         out
     }
 
-    fn finished(&self, accumulator: &Accumulator, repair: Repair) -> (Vec<u8>, Summary) {
+    fn finished(&self, accumulator: &Accumulator, repair: Replacement) -> (Vec<u8>, Summary) {
         let mut out = self.local.clone();
         let summary = accumulator.finish(&mut out, repair).unwrap();
         (out, summary)
@@ -81,7 +81,7 @@ impl Case {
     fn sizes(&self, layout: &Layout) -> Vec<u8> {
         let updates = self.updates.iter().map(|u| magnitudes(layout, u)).collect();
         let case = Case { updates, chunks: self.chunks.clone(), local: magnitudes(layout, &self.local) };
-        case.expected(layout, Repair::KeepLocal)
+        case.expected(layout, Replacement::KeepLocal)
     }
 }
 
@@ -101,7 +101,7 @@ fn grain(dtype: Dtype) -> (f64, f64) {
 /// Checks that bytes are equal up to rounding. The tolerance is `relative` (in steps of the dtype) times the
 /// sum of the magnitudes, plus `absolute`, plus one step of the dtype.
 fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: impl Fn(f64) -> f64, absolute: f64) {
-    let expected = case.expected(layout, Repair::KeepLocal);
+    let expected = case.expected(layout, Replacement::KeepLocal);
     let sizes = case.sizes(layout);
     for (index, tensor) in layout.tensors().iter().enumerate() {
         if !tensor.dtype.is_float() {
@@ -141,7 +141,7 @@ proptest! {
 
     #[test]
     fn f64_sums_are_the_reference_bit_by_bit(layout in layouts(), seed in any::<u64>(), zero in any::<bool>()) {
-        let repair = if zero { Repair::Zero } else { Repair::KeepLocal };
+        let repair = if zero { Replacement::Zero } else { Replacement::KeepLocal };
         let case = Case::new(&layout, seed);
         let accumulator = Accumulator::new(Arc::new(layout.clone()), Precision::F64);
         // Run it twice, since the second round must not see the first.
@@ -159,7 +159,7 @@ proptest! {
         let case = Case::new(&layout, seed);
         let accumulator = Accumulator::new(Arc::new(layout.clone()), Precision::F32);
         case.fold_into(&accumulator, &case.chunks);
-        let (found, summary) = case.finished(&accumulator, Repair::KeepLocal);
+        let (found, summary) = case.finished(&accumulator, Replacement::KeepLocal);
         // There are three roundings for each client: weight times value, the sum, and the mean.
         assert_close(&layout, &case, &found, |_| 12.0 * 2_f64.powi(-24), 0.0);
         check_summary(&layout, &case, &summary);
@@ -171,13 +171,13 @@ proptest! {
         let shared = Arc::new(layout.clone());
         let flat = Accumulator::new(shared.clone(), Precision::Exact);
         case.fold_into(&flat, &case.chunks);
-        let (found, summary) = case.finished(&flat, Repair::KeepLocal);
+        let (found, summary) = case.finished(&flat, Replacement::KeepLocal);
         let least_weight = case.chunks.iter().map(|c| c.weight).fold(f64::INFINITY, f64::min);
         assert_close(&layout, &case, &found, |_| 1e-15, 4.0 * 2_f64.powi(-53) / least_weight);
         check_summary(&layout, &case, &summary);
 
         let tree = tree_of(&case, &shared, Precision::Exact, seed);
-        prop_assert!(case.finished(&tree, Repair::KeepLocal) == (found, summary));
+        prop_assert!(case.finished(&tree, Replacement::KeepLocal) == (found, summary));
     }
 
     #[test]
@@ -185,7 +185,7 @@ proptest! {
         let case = Case::new(&layout, seed);
         let (precision, bits) = if wide { (Precision::F64, 52) } else { (Precision::F32, 23) };
         let tree = tree_of(&case, &Arc::new(layout.clone()), precision, seed);
-        let (found, summary) = case.finished(&tree, Repair::KeepLocal);
+        let (found, summary) = case.finished(&tree, Replacement::KeepLocal);
         assert_close(&layout, &case, &found, |_| 12.0 * 2_f64.powi(-bits - 1), 0.0);
         check_summary(&layout, &case, &summary);
     }
@@ -198,12 +198,12 @@ proptest! {
         for half in case.chunks.chunks(case.chunks.len() / 2 + 1) {
             let middle = Accumulator::new(shared.clone(), Precision::F64);
             case.fold_into(&middle, half);
-            let (means, _) = case.finished(&middle, Repair::Zero);
+            let (means, _) = case.finished(&middle, Replacement::Zero);
             for (range, weight) in middle.weights().unwrap() {
                 prop_assert_eq!(top.fold(range.start, slice(&means, range), weight).unwrap(), range);
             }
         }
-        let (found, summary) = case.finished(&top, Repair::KeepLocal);
+        let (found, summary) = case.finished(&top, Replacement::KeepLocal);
         check_summary(&layout, &case, &summary);
         // The means of the branches were rounded to each tensor's own type.
         assert_close(&layout, &case, &found, |step| step + 2_f64.powi(-50), 0.0);
@@ -214,12 +214,12 @@ proptest! {
         let case = Case::new(&layout, seed);
         let accumulator = Accumulator::new(Arc::new(layout.clone()), Precision::F32);
         case.fold_into(&accumulator, &case.chunks);
-        let (expected, whole) = case.finished(&accumulator, Repair::Zero);
+        let (expected, whole) = case.finished(&accumulator, Replacement::Zero);
         let mut found = case.local.clone();
         let mut summaries = Vec::new();
         for part in accumulator.parts(threads) {
             let out = &mut found[part.start as usize..part.end as usize];
-            summaries.push(accumulator.finish_part(part.start, out, Repair::Zero).unwrap());
+            summaries.push(accumulator.finish_part(part.start, out, Replacement::Zero).unwrap());
         }
         prop_assert!(summaries.len() <= threads && found == expected);
         if let Some(mut sum) = summaries.pop() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{cuts, f32s, layouts, slice, update, Random};
 use proptest::prelude::*;
 use thalweg_fold::{
-    Accumulator, FoldError, Precision, Repair, Sums, SumsHead, WeightRun, MAX_CONTRIBUTIONS, MAX_RUNS,
+    Accumulator, FoldError, Precision, Replacement, Sums, SumsHead, WeightRun, MAX_CONTRIBUTIONS, MAX_RUNS,
     STRIPE_BYTES,
 };
 use thalweg_wire::{Dtype, Layout, Range};
@@ -19,7 +19,7 @@ const ALL: [Precision; 3] = [Precision::F32, Precision::F64, Precision::Exact];
 
 fn finish(accumulator: &Accumulator) -> Vec<u8> {
     let mut out = vec![0x55; accumulator.layout().bytes() as usize];
-    accumulator.finish(&mut out, Repair::KeepLocal).unwrap();
+    accumulator.finish(&mut out, Replacement::KeepLocal).unwrap();
     out
 }
 
@@ -154,7 +154,7 @@ proptest! {
                 top.merge_sums(&SumsHead::decode(&head.encode()).unwrap(), &cells[place]).unwrap();
             }
             let bytes = &mut model[part.start as usize..part.end as usize];
-            top.finish_part(part.start, bytes, Repair::KeepLocal).unwrap();
+            top.finish_part(part.start, bytes, Replacement::KeepLocal).unwrap();
         }
         prop_assert!(model == finish(&single));
     }
@@ -231,7 +231,7 @@ proptest! {
         let sum = thalweg_wire::checksum(&bytes);
         bytes.extend(sum.to_le_bytes());
         match SumsHead::decode(&bytes).and_then(|head| parent.merge_sums(&head, &cells)) {
-            Ok(()) => drop(parent.finish(&mut vec![0; layout.bytes() as usize], Repair::Zero).unwrap()),
+            Ok(()) => drop(parent.finish(&mut vec![0; layout.bytes() as usize], Replacement::Zero).unwrap()),
             Err(_) => prop_assert_eq!((finish(&parent), parent.weight_runs().unwrap()), before),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, Router, Seen};
+use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorded, Recorder, Router};
 use thalweg_layers::{Layer, Seal};
 use thalweg_seal::{Cipher, Grid, Suite};
 use thalweg_tcp::Tcp;
@@ -54,7 +54,7 @@ async fn send(layer: &Seal, script: Script, rounds: &[u32]) -> Received {
     Received { recorder: recorders[1].clone(), lost: server.counters().records_lost.unwrap(), message }
 }
 
-fn whole(seen: &Seen) -> bool {
+fn whole(seen: &Recorded) -> bool {
     seen.ranges == Ranges::full(UPDATE)
 }
 

@@ -40,7 +40,7 @@ pub use tasks::{
     Answer, Reply, ReplyState, TaskAction, TaskClient, TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep,
     TaskVerdict,
 };
-pub use transfer::{ChunkReceiver, Direction, Fit, Reassembly, Span, Transfer};
+pub use transfer::{ChunkReceiver, Direction, Fit, Reassembly, Span, TransferReport};
 
 /// Time since the state machine was made, on a monotonic clock.
 pub type Time = std::time::Duration;

@@ -2,7 +2,7 @@
 
 use std::thread::{self, ScopedJoinHandle};
 
-use thalweg_fold::{Accumulator, FoldError, Repair, Summary};
+use thalweg_fold::{Accumulator, FoldError, Replacement, Summary};
 use thalweg_wire::Range;
 
 /// A smaller model is handled by the calling thread alone: starting threads would take longer.
@@ -28,7 +28,11 @@ pub(crate) fn check_means(sums: &[Accumulator]) -> Result<(), String> {
 ///
 /// # Errors
 /// The reason why the sums cannot be read.
-pub(crate) fn take_mean(sums: &[Accumulator], model: &mut [u8], repair: Repair) -> Result<Summary, String> {
+pub(crate) fn take_mean(
+    sums: &[Accumulator],
+    model: &mut [u8],
+    repair: Replacement,
+) -> Result<Summary, String> {
     if let [(sums, part)] = parts(sums)[..] {
         return sums.finish_part(part.start, model, repair).map_err(|error| error.to_string());
     }

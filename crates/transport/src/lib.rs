@@ -42,6 +42,6 @@ pub use link_layer::LinkLayer;
 pub use options::{Identity, Login, Options, Sealed, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
 pub use parts::{hand_over, ALIGNED};
-pub use settings::{Chosen, Kind, Need, Setting, Settings, Share, Value};
+pub use settings::{Chosen, Fraction, Kind, Need, Setting, Settings, Value};
 pub use sink::{NoChunks, Sink, Target};
 pub use unauthenticated_peers::{Bounds, Origin, UnauthenticatedPeerId, UnauthenticatedPeers};

@@ -25,10 +25,10 @@ pub struct UpdateId {
 /// Tells the senders of an update to stop at once, and ends the loan of its bytes. Clones share the flag.
 /// Each [`Outgoing`] has its own.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<Shared>);
+pub struct Cancel(Arc<CancelState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct CancelState {
     cancelled: AtomicBool,
     notify: Notify,
     /// The loan of the arena. It is held here, so that cancelling ends it even while somebody still holds the

@@ -25,7 +25,7 @@ pub enum Verdict {
 #[derive(Debug)]
 pub enum RoundStep {
     /// Fill these holes of the model in the arena. [`RoundStep::Ready`] follows.
-    Mend {
+    Fill {
         /// The ranges that are missing.
         holes: Ranges,
         /// The values that take their place.
@@ -131,7 +131,7 @@ impl Client {
         let config = std::mem::take(config);
         let stand_in = self.dial.welcome().and_then(|w| w.stand_in);
         if let Some(stand_in) = stand_in.filter(|_| missing > 0) {
-            self.dial.want(RoundStep::Mend { holes, stand_in });
+            self.dial.want(RoundStep::Fill { holes, stand_in });
         }
         self.phase = Phase::Training { round, stale: false };
         self.dial.send(Control::Received { parcel: round, received, duplicates, missing });

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Span, Time, Transfer};
+use crate::{Span, Time, TransferReport};
 
 /// The state of a client in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -74,7 +74,7 @@ pub struct Outcome {
     /// One entry for each client that took part.
     pub participants: Vec<Participation>,
     /// The transfers of models and updates.
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<TransferReport>,
 }
 
 /// Seconds covered by at least one of the spans.

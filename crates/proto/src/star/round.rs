@@ -8,7 +8,7 @@ use super::order::by_name;
 use super::outcome::union_seconds;
 use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, RoundAction, State};
 use crate::transfer::Incoming;
-use crate::{Direction, Span, Time, Transfer};
+use crate::{Direction, Span, Time, TransferReport};
 
 /// The part of an incomplete update that counts in the mean, if its client dies or sends values that cannot
 /// be used.
@@ -56,7 +56,7 @@ pub enum Ending {
 
 /// The state of one client's participation in a round.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct Participant {
     pub client: String,
     pub instance: u64,
     pub state: State,
@@ -72,12 +72,12 @@ pub(crate) struct Part {
     pub reason: Option<String>,
     pub incoming: Incoming,
     /// The report of the model's transfer to the client.
-    pub down: Transfer,
+    pub down: TransferReport,
     /// The report of the update's transfer from the client.
-    pub up: Transfer,
+    pub up: TransferReport,
 }
 
-impl Part {
+impl Participant {
     /// Whether its update is in the mean, whole or in part.
     fn is_in(&self) -> bool {
         matches!(self.state, State::Whole | State::Partial)
@@ -158,7 +158,7 @@ pub struct Round {
     pub(crate) plan: RoundPlan,
     pub(crate) started: Time,
     /// The participations, by member number.
-    parts: BTreeMap<u32, Part>,
+    parts: BTreeMap<u32, Participant>,
     tally: Tally,
     pub(crate) credits: Credits,
     /// Bytes of a whole update.
@@ -176,16 +176,16 @@ impl Round {
     }
 
     /// All participations, by member number.
-    pub(crate) fn parts(&self) -> &BTreeMap<u32, Part> {
+    pub(crate) fn parts(&self) -> &BTreeMap<u32, Participant> {
         &self.parts
     }
 
-    pub(crate) fn part(&self, sender: u32) -> Option<&Part> {
+    pub(crate) fn part(&self, sender: u32) -> Option<&Participant> {
         self.parts.get(&sender)
     }
 
     /// A participation, to be changed in anything but its state.
-    pub(crate) fn part_mut(&mut self, sender: u32) -> Option<&mut Part> {
+    pub(crate) fn part_mut(&mut self, sender: u32) -> Option<&mut Participant> {
         self.parts.get_mut(&sender)
     }
 
@@ -224,7 +224,7 @@ impl Round {
             }
             None if full => false,
             None => {
-                let part = Part {
+                let part = Participant {
                     client: client.into(),
                     instance,
                     state: State::Receiving,
@@ -234,8 +234,8 @@ impl Round {
                     metrics: "{}".into(),
                     reason: None,
                     incoming: Incoming::new(self.total),
-                    down: Transfer::new(number, client, Direction::Down),
-                    up: Transfer::new(number, client, Direction::Up),
+                    down: TransferReport::new(number, client, Direction::Down),
+                    up: TransferReport::new(number, client, Direction::Up),
                 };
                 self.tally.enter(sender, None, part.state);
                 self.parts.insert(sender, part);
@@ -267,7 +267,7 @@ impl Round {
     /// Whether a client keeps its place in the round. With a choice by name, the place of a lost client is
     /// free at once. With a choice by lot, it is free only when the client's grace is over, since the lot
     /// takes precedence over the order of arrival.
-    fn has_place(&self, part: &Part, now: Time) -> bool {
+    fn has_place(&self, part: &Participant, now: Time) -> bool {
         match self.plan.choice {
             Choice::ByName => part.state != State::Lost,
             Choice::ByLot { .. } => part.state != State::Lost || self.may_come_back(part, now),
@@ -275,7 +275,7 @@ impl Round {
     }
 
     /// Whether a lost client may still come back and deliver.
-    fn may_come_back(&self, part: &Part, now: Time) -> bool {
+    fn may_come_back(&self, part: &Participant, now: Time) -> bool {
         !part.departed && now < part.since.saturating_add(self.plan.grace)
     }
 
@@ -295,7 +295,7 @@ impl Round {
 
     /// Notes that the client's update is ready. It queues for a place in the staging area.
     pub(crate) fn offer(&mut self, now: Time, sender: u32, weight: f64, metrics: String) {
-        let offers = |p: &&mut Part| !p.is_settled() && p.state != State::Staged;
+        let offers = |p: &&mut Participant| !p.is_settled() && p.state != State::Staged;
         let Some(part) = self.parts.get_mut(&sender).filter(offers) else { return };
         if part.incoming.reassembly().bytes() > 0 && part.state != State::Sending {
             part.up.resumed += 1;
@@ -327,7 +327,7 @@ impl Round {
 
     /// Grants free places in the order that [`Credits`] decides.
     fn next_by_place(&mut self) -> Vec<u32> {
-        let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
+        let comes = |p: &Participant| matches!(p.state, State::Receiving | State::Training);
         let parts = &self.parts;
         let coming = || parts.iter().filter(|(_, p)| comes(p)).map(|(&sender, _)| sender);
         std::iter::from_fn(|| self.credits.grant(coming)).collect()
@@ -341,7 +341,7 @@ impl Round {
         if self.tally.of(&[Sending]) > 0 {
             return Vec::new();
         }
-        let mut awaited: Vec<(&u32, &Part)> =
+        let mut awaited: Vec<(&u32, &Participant)> =
             self.parts.iter().filter(|(_, p)| matches!(p.state, Receiving | Training | Offered)).collect();
         awaited.sort_by(|(_, one), (_, other)| by_name(&one.client, &other.client));
         let kept = awaited.iter().find(|(&sender, p)| p.state == Offered && self.credits.holds(sender));
@@ -392,7 +392,7 @@ impl Round {
     /// Notes that the client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         let staged = self.part(sender).filter(|p| p.state == State::Staged);
-        if let Some(state) = staged.map(Part::as_it_came) {
+        if let Some(state) = staged.map(Participant::as_it_came) {
             self.enter(now, sender, state);
             self.credits.release(sender);
         }
@@ -534,10 +534,11 @@ impl Round {
     /// Ends the round and returns its results.
     pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
         let (keep, total) = (self.partial == Partial::Keep, self.total);
-        let parts: Vec<Part> =
+        let parts: Vec<Participant> =
             std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep, total)).collect();
-        let transfers: Vec<Transfer> = parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
-        let transfers: Vec<Transfer> =
+        let transfers: Vec<TransferReport> =
+            parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
+        let transfers: Vec<TransferReport> =
             transfers.into_iter().filter(|t| t.span().is_some() || t.wire_bytes > 0).collect();
         let wire = |d| transfers.iter().filter(|t| t.direction == d).map(|t| t.wire_bytes).sum();
         let whole = parts.iter().filter(|p| p.state == State::Whole).count();
@@ -550,7 +551,7 @@ impl Round {
                 Ending::Failed(reason) => Some(reason.clone()),
             },
             span: Span { start: self.started, end: now },
-            communication_seconds: union_seconds(transfers.iter().filter_map(Transfer::span)),
+            communication_seconds: union_seconds(transfers.iter().filter_map(TransferReport::span)),
             bytes_down: wire(Direction::Down),
             bytes_up: wire(Direction::Up),
             participants: parts.iter().map(participation).collect(),
@@ -559,11 +560,11 @@ impl Round {
     }
 }
 
-fn reason_of(part: &Part) -> Option<String> {
+fn reason_of(part: &Participant) -> Option<String> {
     part.reason.as_ref().map(|reason| format!("{} {reason}", part.client))
 }
 
-fn close(mut part: Part, keep: bool, total: u64) -> Part {
+fn close(mut part: Participant, keep: bool, total: u64) -> Participant {
     let reassembly = part.incoming.reassembly();
     part.up.bytes = reassembly.bytes();
     part.up.receive = reassembly.span();
@@ -601,7 +602,7 @@ fn doing(state: State) -> &'static str {
     }
 }
 
-fn participation(part: &Part) -> Participation {
+fn participation(part: &Participant) -> Participation {
     Participation {
         client: part.client.clone(),
         state: part.state,

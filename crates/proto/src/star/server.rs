@@ -16,7 +16,7 @@ use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 
 pub(crate) use self::leaving::named;
 pub use self::moving::Homes;
-use super::round::Part;
+use super::round::Participant;
 use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
 use crate::session::{
     on_our_clock, Action, Admission, Dropped, LinkId, Roster, ServerMachine, SessionConfig,
@@ -313,7 +313,7 @@ impl Server {
         self.absent_since.filter(|_| !self.roster.is_finished() && !self.is_everybody_accounted_for())
     }
 
-    fn part(&mut self, sender: u32, round: u32) -> Option<&mut Part> {
+    fn part(&mut self, sender: u32, round: u32) -> Option<&mut Participant> {
         self.round.as_mut().filter(|r| r.plan.number == round)?.part_mut(sender)
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use thalweg_wire::Layout;
 
 use crate::transfer::{Incoming, Outgoing};
-use crate::{Direction, Time, Transfer};
+use crate::{Direction, Time, TransferReport};
 
 /// How a member's part in a task ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -54,7 +54,7 @@ pub struct Reply {
     /// missing. 0 if the part did not end as `Done`.
     pub coverage: f64,
     /// The reports of the task's transfer to the member and of the result's transfer back.
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<TransferReport>,
 }
 
 /// How far a part is. Later stages are greater.
@@ -136,9 +136,9 @@ pub(super) struct Part {
     /// Bytes of staging memory that the result has.
     pub room: u64,
     /// The report of the task's transfer to the member.
-    pub down: Transfer,
+    pub down: TransferReport,
     /// The report of the result's transfer from the member.
-    pub up: Transfer,
+    pub up: TransferReport,
 }
 
 impl Part {
@@ -155,8 +155,8 @@ impl Part {
             judgement: Judgement::Unasked,
             incoming: Incoming::new(0),
             room: 0,
-            down: Transfer::new(task, member, Direction::Down),
-            up: Transfer::new(task, member, Direction::Up),
+            down: TransferReport::new(task, member, Direction::Down),
+            up: TransferReport::new(task, member, Direction::Up),
         }
     }
 
@@ -166,7 +166,7 @@ impl Part {
     }
 
     /// The reports of the part's transfers, once it is over.
-    pub fn transfers(&mut self) -> Vec<Transfer> {
+    pub fn transfers(&mut self) -> Vec<TransferReport> {
         let reassembly = self.incoming.reassembly();
         (self.up.bytes, self.up.receive, self.up.complete) =
             (reassembly.bytes(), reassembly.span(), reassembly.is_whole());
@@ -174,7 +174,7 @@ impl Part {
             (self.up.missing, self.up.holes) = (reassembly.total() - reassembly.bytes(), reassembly.holes());
         }
         (self.up.duplicates, self.up.corrupt) = reassembly.faults();
-        let moved = |transfer: &&Transfer| transfer.span().is_some() || transfer.wire_bytes > 0;
+        let moved = |transfer: &&TransferReport| transfer.span().is_some() || transfer.wire_bytes > 0;
         [&self.down, &self.up].into_iter().filter(moved).cloned().collect()
     }
 }

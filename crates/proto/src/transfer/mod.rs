@@ -16,4 +16,4 @@ pub(crate) use self::incoming::{Rule, Step};
 pub(crate) use self::outgoing::Outgoing;
 pub use self::reassembly::{Fit, Reassembly};
 pub(crate) use self::record::{both, Carried};
-pub use self::record::{Direction, Span, Transfer};
+pub use self::record::{Direction, Span, TransferReport};

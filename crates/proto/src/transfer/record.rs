@@ -33,7 +33,7 @@ pub enum Direction {
 /// The report of one transfer. Times are on the server's clock. Times of the client are converted by the
 /// offset that was measured when it joined, which is accurate to half a round trip.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Transfer {
+pub struct TransferReport {
     /// The number of the round, or of the task.
     pub round: u32,
     /// The client's name.
@@ -81,7 +81,7 @@ pub(crate) struct Carried {
     pub records_lost: Option<u64>,
 }
 
-impl Transfer {
+impl TransferReport {
     pub(crate) fn new(round: u32, client: &str, direction: Direction) -> Self {
         Self {
             round,

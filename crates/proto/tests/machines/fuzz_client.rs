@@ -143,7 +143,7 @@ impl Fuzzed {
                 self.due = Some(round);
             }
             ClientAction::Policy(RoundStep::Verdict { .. }) => self.verdicts += 1,
-            ClientAction::Policy(RoundStep::Mend { .. }) => unreachable!("what is missing is asked for"),
+            ClientAction::Policy(RoundStep::Fill { .. }) => unreachable!("what is missing is asked for"),
             ClientAction::Cancel { .. } | ClientAction::Joined(_) | ClientAction::Finished(_) => {}
         }
     }

@@ -1,7 +1,7 @@
 //! A client dies at every point of a round. Tests what its update counts for, and how the client comes back.
 
 use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
-use thalweg_proto::{Partial, RoundPlan, ServerMachine, State, Transfer, Verdict};
+use thalweg_proto::{Partial, RoundPlan, ServerMachine, State, TransferReport, Verdict};
 
 const VICTIM: usize = 1;
 
@@ -136,7 +136,7 @@ fn the_same_process_goes_on_where_it_was() {
         world.pass(SECOND);
         assert_eq!(world.verdicts(VICTIM), [(1, Verdict::Accepted)], "{point:?}");
         assert_eq!(world.clients[VICTIM].seen.ready, [1], "{point:?}: it trains once");
-        let whole = |t: &Transfer| t.complete && t.bytes == world.server.bytes() as u64;
+        let whole = |t: &TransferReport| t.complete && t.bytes == world.server.bytes() as u64;
         assert!(result.outcome.transfers.iter().all(whole), "{point:?}: {:?}", result.outcome.transfers);
         let bytes = world.server.bytes() as u64;
         for end in [crate::common::End::Server, crate::common::End::Client] {

@@ -1,7 +1,7 @@
 //! Lost bytes that are not asked for again: which updates count, what the report says, and that rounds go on.
 
 use crate::common::{plan, profile, End, Path, Profile, RoundResult, Setup, World, MS, SECOND};
-use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
+use thalweg_proto::{Direction, Partial, RoundPlan, State, TransferReport, Verdict};
 use thalweg_wire::control::StandIn;
 
 const CLIENTS: u32 = 3;
@@ -16,7 +16,7 @@ fn lossy(loss: f64, ordered: bool) -> Path {
     Path { loss, ordered, delay: 5 * MS, ..Path::PERFECT }
 }
 
-fn way<'a>(result: &'a RoundResult, client: &str, direction: Direction) -> &'a Transfer {
+fn way<'a>(result: &'a RoundResult, client: &str, direction: Direction) -> &'a TransferReport {
     let ways = &result.outcome.transfers;
     ways.iter().find(|t| t.client == client && t.direction == direction).expect("it was under way")
 }

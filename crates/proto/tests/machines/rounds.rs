@@ -1,7 +1,7 @@
 //! Rounds on perfect links: bytes, means, outcomes, transfers, deadlines.
 
 use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
+use thalweg_proto::{Direction, Partial, RoundPlan, State, TransferReport, Verdict};
 
 fn profiles(clients: u64) -> Vec<Profile> {
     let one = |i| Profile { samples: 3 + 7 * i, skew: 13 * SECOND * i as u32, ..profile(&format!("c{i}")) };
@@ -67,7 +67,7 @@ fn transfers_tell_when_and_how_much_on_the_servers_clock() {
     assert!((outcome.communication_seconds - both).abs() < 1e-6, "the two do not overlap");
 }
 
-fn plausible(transfer: &Transfer, bytes: u64) {
+fn plausible(transfer: &TransferReport, bytes: u64) {
     assert!(transfer.complete);
     assert_eq!(transfer.bytes, bytes);
     assert!(transfer.wire_bytes > bytes);

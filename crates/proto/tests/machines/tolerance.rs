@@ -2,7 +2,7 @@
 //! arrive.
 
 use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
-use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
+use thalweg_proto::{Direction, Partial, RoundPlan, State, TransferReport, Verdict};
 use thalweg_wire::control::StandIn;
 use thalweg_wire::{Allowance, Tolerance, WHOLE};
 
@@ -37,7 +37,7 @@ fn each(mut check: impl FnMut(Partial, bool)) {
     }
 }
 
-fn ups(result: &RoundResult) -> impl Iterator<Item = &Transfer> {
+fn ups(result: &RoundResult) -> impl Iterator<Item = &TransferReport> {
     result.outcome.transfers.iter().filter(|transfer| transfer.direction == Direction::Up)
 }
 

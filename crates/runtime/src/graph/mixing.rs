@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use thalweg_fold::{Accumulator, Precision, Repair};
+use thalweg_fold::{Accumulator, Precision, Replacement};
 use thalweg_proto as proto;
 use thalweg_proto::{Mixing, Portion};
 use thalweg_wire::{Layout, Ranges};
@@ -100,19 +100,19 @@ pub(crate) fn mix(
         present.insert(bytes);
     }
     let repair = match rule {
-        _ if fresh => Repair::KeepLocal,
-        MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => Repair::Complement,
+        _ if fresh => Replacement::KeepLocal,
+        MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => Replacement::Complement,
         MixingRule::Renormalise => {
             for range in present.iter() {
                 let bytes = &model[range.start as usize..range.end as usize];
                 sums.check(range.start, bytes, own).map_err(words)?;
             }
             sums.fold_ranges(model, &present, own).map_err(words)?;
-            Repair::KeepLocal
+            Replacement::KeepLocal
         }
     };
     check_means(std::slice::from_ref(sums))?;
-    if repair == Repair::Complement {
+    if repair == Replacement::Complement {
         sums.check_own(0, model).map_err(|error| format!("of the own model, {error}"))?;
     }
     take_mean(std::slice::from_ref(sums), model, repair)?;

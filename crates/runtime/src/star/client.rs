@@ -12,7 +12,7 @@ use thalweg_wire::control::{Control, StandIn};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
-use super::repair::mend_model;
+use super::repair::fill_model;
 use crate::engine::{DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, shared_arena, Error, Kind};
@@ -150,8 +150,8 @@ impl DialerPolicy for Trainer {
 
     fn perform(dialer: &Arc<StarDialer>, wanted: RoundStep) {
         match wanted {
-            RoundStep::Mend { holes, stand_in } => {
-                if let Err(reason) = dialer.policy.mend(&holes, stand_in) {
+            RoundStep::Fill { holes, stand_in } => {
+                if let Err(reason) = dialer.policy.fill(&holes, stand_in) {
                     dialer.fail(reason);
                 }
             }
@@ -217,13 +217,13 @@ impl Trainer {
 
     /// Fills the holes of the model with stand-in values. Waits for the memory, since late chunks may still
     /// be being written. Other tasks move to another thread meanwhile.
-    fn mend(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
+    fn fill(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
         tokio::task::block_in_place(|| {
             let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
             let model = arena.claim_within(arena.range(), CHUNK_TIMEOUT);
             let mut model = model.map_err(|e| e.to_string())?;
             let last = lock(&self.last);
-            mend_model(&layout, &mut model, holes, stand_in, last.as_deref()).map_err(|e| e.to_string())
+            fill_model(&layout, &mut model, holes, stand_in, last.as_deref()).map_err(|e| e.to_string())
         })
     }
 

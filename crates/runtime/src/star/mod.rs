@@ -3,7 +3,6 @@
 
 mod client;
 mod client_sink;
-mod mending;
 mod reduce;
 mod repair;
 mod report;
@@ -11,6 +10,7 @@ mod server;
 mod server_sink;
 mod staging;
 mod top;
+mod update_filler;
 #[cfg(target_os = "linux")]
 mod workers;
 

@@ -9,8 +9,8 @@ use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, FoldError, Summary, SumsHead};
 use thalweg_wire::{Layout, Range, Ranges};
 
-use super::mending::Mending;
 use super::staging::Staging;
+use super::update_filler::UpdateFiller;
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::ServerOptions;
@@ -114,7 +114,7 @@ pub(crate) struct Inline {
     accumulator: Accumulator,
     folding: RwLock<()>,
     staging: Staging,
-    mending: Mending,
+    update_filler: UpdateFiller,
 }
 
 impl Inline {
@@ -124,7 +124,7 @@ impl Inline {
             accumulator: Accumulator::new(layout.clone(), options.precision.into()),
             folding: RwLock::default(),
             staging: Staging::new(layout.bytes()),
-            mending: Mending::new(layout, model, options),
+            update_filler: UpdateFiller::new(layout, model, options),
         }
     }
 
@@ -134,19 +134,19 @@ impl Inline {
         // Wait for the claim: the last chunk's sink may not have released its range yet, and late chunks may
         // still be being written.
         let mut update = arena.claim_within(arena.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
-        if self.mending.is_due(holes) {
+        if self.update_filler.is_due(holes) {
             return self.fold_mended(sender, weight, &mut update, holes);
         }
         self.accumulator.fold(0, &update, weight).map(drop).map_err(|e| e.to_string())
     }
 
     fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
-        let present = self.mending.mend(sender, update, holes)?;
+        let present = self.update_filler.fill(sender, update, holes)?;
         // The stand-in values were not checked on arrival, unlike the rest.
         let folded = judge_ranges(&self.accumulator, update, &present, weight);
         let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &present, weight));
         folded.map_err(|error| {
-            self.mending.forget(sender);
+            self.update_filler.forget(sender);
             error.to_string()
         })
     }
@@ -205,7 +205,7 @@ impl Reducer for Inline {
 
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean> {
         let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
-        let end = |into| self.mending.end(std::slice::from_ref(&self.accumulator), into);
+        let end = |into| self.update_filler.end(std::slice::from_ref(&self.accumulator), into);
         let summary = into.map_or_else(|| Ok(nothing()), end);
         // Drop the sums in any case: they must not count in the next round.
         self.accumulator.reset();

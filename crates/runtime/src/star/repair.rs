@@ -56,13 +56,13 @@ impl RepairRule {
 
 /// The server's side: fills in staged updates.
 #[derive(Default)]
-pub(crate) struct Mender {
+pub(crate) struct Filler {
     policy: Policy,
     /// Each client's last update as it was folded, if the policy needs it.
     last: Option<Mutex<HashMap<u32, Vec<u8>>>>,
 }
 
-impl Mender {
+impl Filler {
     pub fn new(stand_in: Option<StandIn>) -> Self {
         let policy = stand_in.map(Policy::from).unwrap_or_default();
         Self { policy, last: (policy == Policy::Last).then(Mutex::default) }
@@ -87,7 +87,7 @@ impl Mender {
     }
 
     /// Fills in an update. Returns the ranges that are to be folded.
-    pub fn mend(
+    pub fn fill(
         &self,
         layout: &Layout,
         sender: u32,
@@ -97,14 +97,14 @@ impl Mender {
     ) -> Result<Ranges, String> {
         let words = |error: FoldError| error.to_string();
         let Some(last) = &self.last else {
-            let present = self.policy.mend(layout, update, holes, global, None).map_err(words)?;
+            let present = self.policy.fill(layout, update, holes, global, None).map_err(words)?;
             if self.policy == Policy::Rescale {
                 check_finite(layout, 0, update).map_err(|defect| format!("rescaled, it holds {defect}"))?;
             }
             return Ok(present);
         };
         let earlier = lock(last).remove(&sender);
-        let present = self.policy.mend(layout, update, holes, global, earlier.as_deref()).map_err(words)?;
+        let present = self.policy.fill(layout, update, holes, global, earlier.as_deref()).map_err(words)?;
         let mut copy = earlier.unwrap_or_default();
         copy.clear();
         copy.extend_from_slice(update);
@@ -118,7 +118,7 @@ impl Mender {
 ///
 /// The model is not a contribution to a mean. So there is nothing to renormalise or rescale, and own values
 /// stay.
-pub(crate) fn mend_model(
+pub(crate) fn fill_model(
     layout: &Layout,
     model: &mut [u8],
     holes: &Ranges,
@@ -130,7 +130,7 @@ pub(crate) fn mend_model(
         StandIn::Zero | StandIn::Last | StandIn::FedcommLegacy => Policy::from(stand_in),
     };
     let own = model.to_vec();
-    policy.mend(layout, model, holes, &own, last).map(drop)
+    policy.fill(layout, model, holes, &own, last).map(drop)
 }
 
 #[cfg(test)]
@@ -166,7 +166,7 @@ mod tests {
             (StandIn::FedcommLegacy, None, [1.0, 4.0, 0.0, 0.0]),
         ] {
             let mut model = bytes(&[1.0, 7.0, 8.0, 4.0]);
-            mend_model(&layout, &mut model, &holes(), stand_in, last).unwrap();
+            fill_model(&layout, &mut model, &holes(), stand_in, last).unwrap();
             assert_eq!(values(&model), expected, "{stand_in:?}");
         }
     }
@@ -174,26 +174,26 @@ mod tests {
     #[test]
     fn each_client_has_its_own_last_update() {
         let layout = Layout::pack([("w", Dtype::F32, vec![4])]).unwrap();
-        let mender = Mender::new(Some(StandIn::Last));
+        let filler = Filler::new(Some(StandIn::Last));
         let global = bytes(&[9.0; 4]);
-        let mend = |sender, value, holes: &Ranges| {
+        let fill = |sender, value, holes: &Ranges| {
             let mut update = bytes(&[value; 4]);
-            let present = mender.mend(&layout, sender, &mut update, holes, &global).unwrap();
+            let present = filler.fill(&layout, sender, &mut update, holes, &global).unwrap();
             assert_eq!(present.bytes(), 16);
             values(&update)
         };
-        assert_eq!(mend(1, 1.0, &Ranges::new()), [1.0; 4]);
-        assert_eq!(mend(2, 2.0, &holes()), [2.0, 9.0, 9.0, 2.0], "it has sent nothing before");
-        assert_eq!(mend(1, 3.0, &holes()), [3.0, 1.0, 1.0, 3.0]);
-        assert_eq!(mend(1, 4.0, &holes()), [4.0, 1.0, 1.0, 4.0], "as it was folded");
+        assert_eq!(fill(1, 1.0, &Ranges::new()), [1.0; 4]);
+        assert_eq!(fill(2, 2.0, &holes()), [2.0, 9.0, 9.0, 2.0], "it has sent nothing before");
+        assert_eq!(fill(1, 3.0, &holes()), [3.0, 1.0, 1.0, 3.0]);
+        assert_eq!(fill(1, 4.0, &holes()), [4.0, 1.0, 1.0, 4.0], "as it was folded");
     }
 
     #[test]
     fn what_rescaling_makes_infinite_is_refused() {
         let layout = Layout::pack([("w", Dtype::F32, vec![4])]).unwrap();
-        let mender = Mender::new(Some(StandIn::Rescale));
+        let filler = Filler::new(Some(StandIn::Rescale));
         let mut update = bytes(&[f32::MAX; 4]);
-        let refused = mender.mend(&layout, 1, &mut update, &holes(), &bytes(&[0.0; 4])).unwrap_err();
+        let refused = filler.fill(&layout, 1, &mut update, &holes(), &bytes(&[0.0; 4])).unwrap_err();
         assert!(refused.contains("rescaled"), "{refused}");
     }
 }

@@ -1,7 +1,7 @@
 //! A round's outcome as the JSON that Python gets. Times are seconds on the server's clock.
 
 use serde_json::{json, Value};
-use thalweg_proto::{Outcome, Participation, Span, Time, Transfer};
+use thalweg_proto::{Outcome, Participation, Span, Time, TransferReport};
 use thalweg_wire::control::StandIn;
 use thalweg_wire::Layout;
 
@@ -75,7 +75,7 @@ fn number(weight: f64) -> Value {
 }
 
 /// A transfer as JSON.
-pub(crate) fn transfer_json(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
+pub(crate) fn transfer_json(transfer: &TransferReport, stand_in: StandIn, layout: &Layout) -> Value {
     let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
     let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());
     let losses = layout.losses(&transfer.holes).into_iter().map(|(tensor, missing)| {

@@ -8,8 +8,8 @@ use thalweg_arena::Arena;
 use thalweg_fold::{Accumulator, FoldError, SumsHead};
 use thalweg_wire::{Dtype, Layout, Range};
 
-use super::mending::Mending;
 use super::reduce::NoMean;
+use super::update_filler::UpdateFiller;
 use crate::options::{PrecisionRule, ServerOptions};
 use crate::{Error, Kind};
 
@@ -106,7 +106,7 @@ impl Statement {
 /// The top aggregator: it merges sums of nodes and writes their mean into the model.
 pub struct Top {
     sums: Accumulator,
-    mending: Mending,
+    update_filler: UpdateFiller,
     model: Arena,
 }
 
@@ -125,8 +125,8 @@ impl Top {
     ) -> Result<Self, Error> {
         options.check()?;
         let layout = Arc::new(layout);
-        let mending = Mending::new(layout.clone(), model.clone(), options);
-        if part.is_some() && mending.reorders() {
+        let update_filler = UpdateFiller::new(layout.clone(), model.clone(), options);
+        if part.is_some() && update_filler.reorders() {
             return Err(Error::new(
                 Kind::Options,
                 "be the top of a part",
@@ -137,7 +137,7 @@ impl Top {
         let sums = Accumulator::of_part(layout, options.precision.into(), part);
         let sums =
             sums.map_err(|error| Error::new(Kind::Options, "be the top of a part", error.to_string()))?;
-        Ok(Self { sums, mending, model })
+        Ok(Self { sums, update_filler, model })
     }
 
     /// Merges sums that do not exceed the statement: all of them, or nothing.
@@ -160,7 +160,7 @@ impl Top {
     pub fn finish(&self) -> Result<String, Error> {
         let model = &self.model;
         let mut into = || Ok(model.claim_within(self.sums.part(), LOAN_TIMEOUT)?);
-        let summary = self.mending.end(std::slice::from_ref(&self.sums), &mut into);
+        let summary = self.update_filler.end(std::slice::from_ref(&self.sums), &mut into);
         self.sums.reset();
         let summary = summary.map_err(|error| match error {
             NoMean::Model(error) => error,
@@ -259,7 +259,7 @@ mod tests {
             alone.fold(0, &update(seed), weight).unwrap();
         }
         let mut expected = vec![0; layout().bytes() as usize];
-        alone.finish(&mut expected, thalweg_fold::Repair::KeepLocal).unwrap();
+        alone.finish(&mut expected, thalweg_fold::Replacement::KeepLocal).unwrap();
         assert_eq!(&model.lend(Range::new(0, expected.len() as u64)).unwrap()[..], &expected[..]);
     }
 

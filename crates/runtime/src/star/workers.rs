@@ -19,8 +19,8 @@ use thalweg_workers::{
     Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
-use super::mending::Mending;
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
+use super::update_filler::UpdateFiller;
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
@@ -40,7 +40,7 @@ pub(crate) struct Workers {
     worker_pool: WorkerPool,
     /// The reason why notes go inside the kernel, or why they do not.
     routes_reason: String,
-    mending: Mending,
+    update_filler: UpdateFiller,
 }
 
 impl Workers {
@@ -83,7 +83,7 @@ impl Workers {
             places: Mutex::default(),
             worker_pool,
             routes_reason,
-            mending: Mending::new(layout, model, options),
+            update_filler: UpdateFiller::new(layout, model, options),
         })
     }
 
@@ -93,9 +93,9 @@ impl Workers {
         let slot = lock(&self.places).remove(sender).ok_or("the pool has no place for it")?;
         let whole = Range::new(0, self.judge.layout().bytes());
         let mut present = Ranges::full(whole.end);
-        if self.mending.is_due(holes) {
+        if self.update_filler.is_due(holes) {
             let mut bytes = slot.claim_within(whole, CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
-            present = self.mending.mend(*sender, &mut bytes, holes)?;
+            present = self.update_filler.fill(*sender, &mut bytes, holes)?;
             judge_ranges(&self.judge, &bytes, &present, *weight).map_err(|e| e.to_string())?;
         }
         let key = random().map_err(|e| e.to_string())?;
@@ -134,7 +134,7 @@ impl Reducer for Workers {
             let hub = self.clone();
             let done = move |outcome: Result<(), String>| {
                 if outcome.is_err() {
-                    hub.mending.forget(update.sender);
+                    hub.update_filler.forget(update.sender);
                 }
                 done(outcome);
             };
@@ -156,7 +156,7 @@ impl Reducer for Workers {
             || Ok(nothing()),
             |into| {
                 let sums = self.worker_pool.close().map_err(NoMean::Sums)?;
-                self.mending.end(&sums, into)
+                self.update_filler.end(&sums, into)
             },
         );
         // Drop the sums in any case: they must not count in the next round.

@@ -4,7 +4,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Precision, Repair};
+use thalweg_fold::{Accumulator, Precision, Replacement};
 use thalweg_wire::{Allowance, ChunkHeader, Layout, Range, Ranges, Tensor, Tolerance, WHOLE};
 
 use super::server::TaskHub;
@@ -157,7 +157,7 @@ pub(super) fn mean(sums: &Accumulator, sent: Option<&(Arena, Arc<Layout>)>) -> R
     if let Some((tensors, of)) = sent {
         stand_in(layout, &mut mean, &covered, tensors, of)?;
     }
-    let repair = if sent.is_some() { Repair::KeepLocal } else { Repair::Zero };
+    let repair = if sent.is_some() { Replacement::KeepLocal } else { Replacement::Zero };
     take_mean(std::slice::from_ref(sums), &mut mean, repair).map_err(no_mean)?;
     drop(mean);
     Ok(arena)
@@ -291,7 +291,7 @@ mod tests {
                 expected[tensor.offset as usize..tensor.range().end as usize]
                     .copy_from_slice(&own[from.offset as usize..from.range().end as usize]);
             }
-            plain.finish(&mut expected, Repair::KeepLocal);
+            plain.finish(&mut expected, Replacement::KeepLocal);
             let found = mean(&sums, Some(&(arena(&own), sent.clone()))).unwrap();
             let found = found.lend(found.range()).unwrap();
             for tensor in of.tensors() {

@@ -25,17 +25,17 @@
 //! ```
 
 mod arrivals;
-mod mend;
+mod rebuilder;
 mod receiver;
 mod repair;
 mod sender;
 mod transfer;
 
-pub use mend::Rebuild;
+pub use rebuilder::Rebuild;
 pub use receiver::{Ack, Closed, Receiver, Rule};
 pub use repair::{Block, MAX_BLOCK};
 pub use sender::{Ended, Packet, Sender, What};
-pub use transfer::{Part, Piece, MAX_PIECES};
+pub use transfer::{ChunkId, Piece, MAX_PIECES};
 
 /// Maximum number of ranges of packet numbers in an ACK.
 pub const MAX_RANGES: usize = 128;

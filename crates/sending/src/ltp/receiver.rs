@@ -3,9 +3,9 @@
 use thalweg_wire::Range;
 
 use super::arrivals::Arrivals;
-use super::mend::{Mender, Rebuild};
+use super::rebuilder::{Rebuild, Rebuilder};
 use super::repair::Block;
-use super::transfer::{Part, MAX_PIECES};
+use super::transfer::{ChunkId, MAX_PIECES};
 use crate::Time;
 
 /// When the receiver closes a transfer before all chunks have arrived.
@@ -65,19 +65,19 @@ pub struct Receiver {
     incoming: Option<Incoming>,
     closed: Option<(u16, Closed)>,
     owes: bool,
-    mender: Mender,
+    rebuilder: Rebuilder,
 }
 
 impl Receiver {
     /// Creates a receiver that closes transfers by `rule`.
     pub fn new(rule: Rule) -> Self {
-        let (arrivals, mender) = (Arrivals::default(), Mender::default());
-        Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
+        let (arrivals, rebuilder) = (Arrivals::default(), Rebuilder::default());
+        Self { rule, arrivals, incoming: None, closed: None, owes: false, rebuilder }
     }
 
     /// Processes a packet. `part` identifies its chunk, if it carries one. Returns whether the chunk is new
     /// and belongs to the current transfer.
-    pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<Part>) -> bool {
+    pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<ChunkId>) -> bool {
         self.arrivals.insert(number);
         self.owes = true;
         part.is_some_and(|part| self.handle_part(now, part))
@@ -85,28 +85,28 @@ impl Receiver {
 
     /// Keeps the symbol of a packet for a while, if the packet may be in a block. `write` appends the symbol.
     pub fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
-        self.mender.keep(number, write);
+        self.rebuilder.keep(number, write);
     }
 
     /// Processes a repair packet: its block, index and symbol. Ignores blocks of an impossible size.
     pub fn handle_repair(&mut self, number: u64, block: Block, which: u32, symbol: &[u8]) {
         self.arrivals.insert(number);
         self.owes = true;
-        self.mender.repair(block, which, symbol);
+        self.rebuilder.repair(block, which, symbol);
     }
 
     /// The next block that can be rebuilt. Pass each rebuilt packet to [`Self::handle_packet`], as if it had
     /// arrived.
     pub fn poll_rebuild(&mut self) -> Option<Rebuild<'_>> {
-        self.mender.poll()
+        self.rebuilder.poll()
     }
 
     /// Drops the symbols of a block that was rebuilt.
     pub fn rebuilt(&mut self, block: Block) {
-        self.mender.done(block);
+        self.rebuilder.done(block);
     }
 
-    fn handle_part(&mut self, now: Time, part: Part) -> bool {
+    fn handle_part(&mut self, now: Time, part: ChunkId) -> bool {
         if part.index >= part.of || part.of as usize > MAX_PIECES {
             return false;
         }
@@ -152,7 +152,7 @@ impl Receiver {
         }
         incoming.closed = true;
         if closed == Closed::Whole {
-            self.mender.clear();
+            self.rebuilder.clear();
         }
         self.closed = Some((incoming.id, closed));
     }
@@ -190,8 +190,8 @@ mod tests {
 
     const MS: Time = Time::from_millis(1);
 
-    fn part(index: u32) -> Option<Part> {
-        Some(Part { transfer: 1, index, of: 10 })
+    fn part(index: u32) -> Option<ChunkId> {
+        Some(ChunkId { transfer: 1, index, of: 10 })
     }
 
     fn closed(receiver: &mut Receiver) -> Option<Closed> {
@@ -227,14 +227,14 @@ mod tests {
         assert_eq!((closed(&mut receiver), receiver.poll_timeout()), (Some(Closed::Deadline), None));
         receiver.handle_packet(90 * MS, 5, None);
         assert_eq!(closed(&mut receiver), Some(Closed::Deadline), "told again with each packet");
-        receiver.handle_packet(100 * MS, 6, Some(Part { transfer: 2, index: 0, of: 2 }));
+        receiver.handle_packet(100 * MS, 6, Some(ChunkId { transfer: 2, index: 0, of: 2 }));
         assert_eq!(receiver.poll_timeout(), Some(150 * MS), "the next transfer has its own");
     }
 
     #[test]
     fn transfers_are_told_apart_though_their_numbers_wrap() {
         let mut receiver = Receiver::new(Rule::default());
-        let of = |transfer, index| Some(Part { transfer, index, of: 2 });
+        let of = |transfer, index| Some(ChunkId { transfer, index, of: 2 });
         for transfer in [65_534, 65_535, 0, 1] {
             assert!(receiver.handle_packet(MS, 0, of(transfer, 0)));
             assert!(
@@ -250,7 +250,7 @@ mod tests {
             let mut rng = Rng::new(&[seed]);
             let mut receiver = Receiver::new(Rule { fraction: 1.5 * rng.unit(), deadline: Some(3 * MS) });
             for at in 0..200 {
-                let part = Part {
+                let part = ChunkId {
                     transfer: rng.up_to(4) as u16,
                     index: rng.up_to(70) as u32,
                     of: if rng.hits(0.8) { 66 } else { rng.up_to(70) as u32 },
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn no_length_is_believed() {
         let mut receiver = Receiver::new(Rule::default());
-        let huge = Part { transfer: 1, index: 0, of: u32::MAX };
+        let huge = ChunkId { transfer: 1, index: 0, of: u32::MAX };
         assert!(!receiver.handle_packet(MS, 0, Some(huge)) && receiver.incoming.is_none());
     }
 }

@@ -7,7 +7,7 @@ use thalweg_wire::Ranges;
 
 use super::receiver::{Ack, Closed};
 use super::repair::{Block, Blocks, Hope};
-use super::transfer::{Part, Piece, Transfer};
+use super::transfer::{ChunkId, Piece, SendQueue};
 use crate::Time;
 use crate::{AckSample, Belief, Delivery, Pacer, Rate, Stamp, Trips, Waits};
 
@@ -37,7 +37,7 @@ pub struct Packet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// A chunk.
-    Chunk(Part),
+    Chunk(ChunkId),
     /// A packet without data. It asks for an ACK.
     Probe,
     /// A repair packet: its block, and its index from 0.
@@ -120,7 +120,7 @@ pub struct Sender {
     largest: Option<u64>,
     /// The ranges of the last ACK.
     known: Ranges,
-    transfer: Option<Transfer>,
+    transfer: Option<SendQueue>,
     transfers: u16,
     ended: Option<Ended>,
     trips: Trips,
@@ -198,7 +198,7 @@ impl Sender {
     pub fn begin(&mut self, pieces: Vec<Piece>) -> u16 {
         self.transfers = self.transfers.wrapping_add(1);
         self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
-        (self.transfer, self.ended) = (Some(Transfer::new(self.transfers, pieces)), None);
+        (self.transfer, self.ended) = (Some(SendQueue::new(self.transfers, pieces)), None);
         self.blocks.give_up();
         self.repaired = 0;
         self.conclude();
@@ -259,7 +259,7 @@ impl Sender {
         if let Some(packet) = self.send_repair(now) {
             return Some(packet);
         }
-        if let Some((part, piece)) = self.transfer.as_mut().and_then(Transfer::next) {
+        if let Some((part, piece)) = self.transfer.as_mut().and_then(SendQueue::next) {
             self.tail = true;
             let packet = self.send(now, piece.bytes, What::Chunk(part));
             self.pacer.sent(piece.bytes.into());
@@ -335,7 +335,7 @@ impl Sender {
     /// packet. Earlier losses are retransmitted while there are other chunks to send, so repair packets would
     /// gain nothing.
     fn is_late(&self) -> bool {
-        let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.flight();
+        let waits = |transfer: &SendQueue| transfer.waiting() as u64 * self.rate.full() <= self.rate.flight();
         self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
     }
 
@@ -517,7 +517,7 @@ impl Sender {
     }
 
     fn conclude(&mut self) {
-        let Some(why) = self.transfer.as_ref().and_then(Transfer::ended) else { return };
+        let Some(why) = self.transfer.as_ref().and_then(SendQueue::ended) else { return };
         let Some(transfer) = self.transfer.take() else { return };
         self.blocks.give_up();
         let (again, repair, missing) = (transfer.again, self.repaired, transfer.missing());

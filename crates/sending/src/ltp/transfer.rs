@@ -18,7 +18,7 @@ pub struct Piece {
 
 /// Identifies the chunk in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct ChunkId {
     /// Number of the transfer. The first is 1, and 0 follows 65535.
     pub transfer: u16,
     /// Index of the chunk.
@@ -37,7 +37,7 @@ enum State {
 
 /// An update that the sender is sending.
 #[derive(Debug)]
-pub(super) struct Transfer {
+pub(super) struct SendQueue {
     pub id: u16,
     pieces: Vec<(Piece, State)>,
     /// Index of the first chunk that may not have been sent yet.
@@ -55,7 +55,7 @@ pub(super) struct Transfer {
     pub again: u64,
 }
 
-impl Transfer {
+impl SendQueue {
     pub(super) fn new(id: u16, pieces: Vec<Piece>) -> Self {
         let (missing, critical) = (pieces.len(), pieces.iter().filter(|piece| piece.critical).count());
         let pieces = pieces.into_iter().map(|piece| (piece, State::Fresh)).collect();
@@ -65,14 +65,14 @@ impl Transfer {
 
     /// Returns the chunk to send now: lost critical chunks first, then new chunks, then other lost chunks.
     /// The chunk then counts as in flight.
-    pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
+    pub(super) fn next(&mut self) -> Option<(ChunkId, Piece)> {
         let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
         let of = self.pieces.len() as u32;
         let (piece, state) = self.pieces.get_mut(index as usize)?;
         self.again += u64::from(*state == State::Lost);
         *state = State::UnderWay;
         self.waiting -= 1;
-        Some((Part { transfer: self.id, index, of }, *piece))
+        Some((ChunkId { transfer: self.id, index, of }, *piece))
     }
 
     fn next_fresh(&mut self) -> Option<u32> {
@@ -144,11 +144,11 @@ impl Transfer {
 mod tests {
     use super::*;
 
-    fn transfer(critical: &[bool]) -> Transfer {
-        Transfer::new(1, critical.iter().map(|&critical| Piece { bytes: 100, critical }).collect())
+    fn transfer(critical: &[bool]) -> SendQueue {
+        SendQueue::new(1, critical.iter().map(|&critical| Piece { bytes: 100, critical }).collect())
     }
 
-    fn next(transfer: &mut Transfer) -> Option<u32> {
+    fn next(transfer: &mut SendQueue) -> Option<u32> {
         transfer.next().map(|(part, _)| part.index)
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use thalweg_linkmodel::{Cause, Fate, Pipe, Shape};
 use thalweg_rng::Rng;
-use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
+use thalweg_sending::ltp::{Ack, ChunkId, Ended, Packet, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 
 /// Bytes of a chunk's packet besides its payload, with UDP and IPv4 headers.
@@ -105,7 +105,7 @@ impl Party {
         }
     }
 
-    fn chunk(&mut self, now: Time, number: u64, part: Option<Part>) {
+    fn chunk(&mut self, now: Time, number: u64, part: Option<ChunkId>) {
         if self.receiver.handle_packet(now, number, part) {
             self.received.extend(part.filter(|part| part.transfer == self.transfer).map(|part| part.index));
             self.last = now;

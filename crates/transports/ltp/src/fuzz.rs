@@ -82,17 +82,17 @@ mod tests {
     use super::*;
     use crate::packet::Repair;
     use crate::repair::Copies;
-    use thalweg_sending::ltp::{Ack, Block, Closed, Part};
+    use thalweg_sending::ltp::{Ack, Block, ChunkId, Closed};
     use thalweg_udp::datagram::PREFIX_BYTES;
     use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash, Range};
 
     const BLOCK: Block = Block { first: 9, count: 5 };
 
-    fn part(index: u32) -> (Part, FrameHeader, Vec<u8>) {
+    fn part(index: u32) -> (ChunkId, FrameHeader, Vec<u8>) {
         let payload = vec![index as u8; 100 - index as usize];
         let (offset, length) = (100 * u64::from(index), payload.len() as u32);
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset, length };
-        (Part { transfer: 6, index, of: 8 }, FrameHeader::chunk(chunk, checksum(&payload)), payload)
+        (ChunkId { transfer: 6, index, of: 8 }, FrameHeader::chunk(chunk, checksum(&payload)), payload)
     }
 
     fn encode(kind: Kind, covered: bool, number: u64, payload: &[u8]) -> Vec<u8> {

@@ -10,8 +10,8 @@ use thalweg_transport::trace::Trace;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
+use thalweg_udp::link_state::LinkState;
 use thalweg_udp::repetition::keep_saying;
-use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
@@ -33,7 +33,7 @@ pub(crate) struct LtpLink {
     orders: mpsc::Sender<Order>,
     lanes: [Arc<Lane>; 2],
     intake: Mutex<Intake<Acks>>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
     tasks: [AbortHandle; 3],
@@ -43,7 +43,7 @@ impl LtpLink {
     /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
-        let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
+        let shared = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let lanes = [Arc::new(incoming), Arc::new(outgoing)];
         let [incoming, outgoing] = lanes.clone();
         let stats = Arc::new(Stats::default());

@@ -11,7 +11,7 @@
 //! | 32 | | acknowledgement: reason of closing u8 and the closed transfer u16; lengths of ranges and of the gaps between them, u32 each, in descending order |
 //! | 32 | | repair packet: its number less the block's first number, u16; number of packets in the block and index of the repair packet, u8 each; CRC-32C of the rest, u32; [the fields that the block's chunks share](crate::repair::Common); a [symbol](crate::repair) |
 
-use thalweg_sending::ltp::{Ack, Block, Closed, Part, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
+use thalweg_sending::ltp::{Ack, Block, ChunkId, Closed, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
 use thalweg_udp::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
 use thalweg_wire::{checksum, FrameHeader, Kind as Frame, Range, HEADER_BYTES};
 
@@ -35,7 +35,7 @@ const _: () = assert!(MAX_BLOCK <= 255);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A whole chunk, with the header of its frame.
-    Chunk(Part, FrameHeader),
+    Chunk(ChunkId, FrameHeader),
     /// Asks for an acknowledgement.
     Probe,
     Ack(Ack),
@@ -153,7 +153,7 @@ fn chunk(rest: &[u8]) -> Option<Kind> {
     let (part, frame) = rest.split_at_checked(PART_BYTES)?;
     let header = FrameHeader::decode(frame).ok()?;
     let whole = header.length() <= CHUNK as usize && frame.len() == HEADER_BYTES + header.length();
-    let part = Part {
+    let part = ChunkId {
         transfer: number_of(&part[..2]) as u16,
         index: number_of(&part[2..5]) as u32,
         of: number_of(&part[5..]) as u32 + 1,
@@ -214,7 +214,7 @@ mod tests {
     fn chunk_of(payload: &[u8]) -> Kind {
         let length = payload.len() as u32;
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length };
-        let part = Part { transfer: 40_000, index: (1 << 24) - 1, of: 1 << 24 };
+        let part = ChunkId { transfer: 40_000, index: (1 << 24) - 1, of: 1 << 24 };
         Kind::Chunk(part, FrameHeader::chunk(chunk, checksum(payload)))
     }
 

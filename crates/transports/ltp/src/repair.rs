@@ -15,7 +15,7 @@
 use raptorq::{
     EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder, SourceBlockEncoder,
 };
-use thalweg_sending::ltp::{Block, Part, Rebuild, MAX_BLOCK};
+use thalweg_sending::ltp::{Block, ChunkId, Rebuild, MAX_BLOCK};
 use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash};
 
 use crate::CHUNK;
@@ -38,7 +38,7 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    pub(crate) fn new(part: Part, header: &FrameHeader) -> Self {
+    pub(crate) fn new(part: ChunkId, header: &FrameHeader) -> Self {
         let ChunkHeader { job, round, sender, layout, .. } = header.chunk;
         Self { transfer: part.transfer, of: part.of, job, round, sender, layout }
     }
@@ -73,7 +73,7 @@ pub(crate) fn number_of(bytes: &[u8]) -> u64 {
 }
 
 /// Appends the symbol of a chunk to `out`.
-pub(crate) fn write(part: Part, header: &FrameHeader, payload: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write(part: ChunkId, header: &FrameHeader, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&part.index.to_le_bytes()[..3]);
     out.extend_from_slice(&header.chunk.offset.to_le_bytes());
     out.extend_from_slice(&(payload.len() as u16).to_le_bytes());
@@ -84,7 +84,7 @@ pub(crate) fn write(part: Part, header: &FrameHeader, payload: &[u8], out: &mut 
 /// The content of a packet, as its symbol describes it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    Chunk(Part, FrameHeader, Vec<u8>),
+    Chunk(ChunkId, FrameHeader, Vec<u8>),
     Probe,
 }
 
@@ -95,7 +95,7 @@ fn read(common: &Common, symbol: &[u8]) -> Option<Content> {
     if length == 0 {
         return symbol.iter().all(|&byte| byte == 0).then_some(Content::Probe);
     }
-    let part = Part { transfer: common.transfer, index: number_of(&head[..3]) as u32, of: common.of };
+    let part = ChunkId { transfer: common.transfer, index: number_of(&head[..3]) as u32, of: common.of };
     let Common { job, round, sender, layout, .. } = *common;
     let offset = number_of(&head[3..11]);
     let chunk = ChunkHeader { job, round, sender, layout, offset, length: length as u32 };
@@ -119,7 +119,7 @@ pub(crate) struct Copies {
 impl Copies {
     /// Keeps the symbol of packet `number`, which is being sent, in the block that begins with `first`. The
     /// packet is a chunk, or else a probe.
-    pub(crate) fn keep(&mut self, first: u64, number: u64, chunk: Option<(Part, &FrameHeader, &[u8])>) {
+    pub(crate) fn keep(&mut self, first: u64, number: u64, chunk: Option<(ChunkId, &FrameHeader, &[u8])>) {
         if self.first != first || number == first {
             self.bytes.clear();
             self.ends.clear();
@@ -227,13 +227,13 @@ mod tests {
                 offset,
                 length: length as u32,
             };
-            let part = Part { transfer: 5, index: 100 - at, of: 101 };
+            let part = ChunkId { transfer: 5, index: 100 - at, of: 101 };
             Content::Chunk(part, FrameHeader::chunk(chunk, checksum(&payload)), payload)
         };
         (0..count).map(content).collect()
     }
 
-    fn as_chunk(content: &Content) -> Option<(Part, &FrameHeader, &[u8])> {
+    fn as_chunk(content: &Content) -> Option<(ChunkId, &FrameHeader, &[u8])> {
         match content {
             Content::Chunk(part, header, payload) => Some((*part, header, payload)),
             Content::Probe => None,

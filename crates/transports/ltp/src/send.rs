@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
+use thalweg_sending::ltp::{Block, ChunkId, Packet, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::trace::Trace;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_udp::link_state::LinkState;
 use thalweg_udp::repetition::Word;
-use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
 use thalweg_udp::window::OVERHEAD;
 use thalweg_wire::Range;
@@ -81,7 +81,7 @@ pub(crate) struct Protection {
 /// The sending side of one direction.
 pub(crate) struct Driver {
     lane: Arc<Lane>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
     machine: Sender,
@@ -104,7 +104,7 @@ pub(crate) struct Driver {
 /// Sends an update through the link's task.
 pub(crate) async fn update(
     orders: &mpsc::Sender<Order>,
-    shared: &Shared,
+    shared: &LinkState,
     update: &Outgoing,
 ) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > CHUNK.into()) {
@@ -139,7 +139,7 @@ impl Driver {
         lane: Arc<Lane>,
         window: u64,
         protection: Protection,
-        shared: Arc<Shared>,
+        shared: Arc<LinkState>,
         stats: Arc<Stats>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
@@ -336,7 +336,7 @@ impl Driver {
         Some(())
     }
 
-    fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
+    fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: ChunkId) -> Option<()> {
         let message_count = self.awaited();
         let appended = self.current.as_ref().and_then(|current| {
             // End the loan only after the copy has finished: when the sender's call has returned, nothing may

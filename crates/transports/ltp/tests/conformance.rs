@@ -79,10 +79,10 @@ mod with_the_largest_buffers {
 
 mod with_repair_packets {
     use super::*;
-    use thalweg_transport::Share;
+    use thalweg_transport::Fraction;
 
     fn repairing(options: &Options) -> Options {
-        let own = options.own.clone().with("repair", Value::Share(Share::millionths(300_000)));
+        let own = options.own.clone().with("repair", Value::Fraction(Fraction::millionths(300_000)));
         Options { own, ..options.clone() }
     }
 

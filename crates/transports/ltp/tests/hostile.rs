@@ -8,7 +8,7 @@ use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
 use thalweg_ltp::{Ltp, CHUNK};
 use thalweg_rng::Rng;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Settings, Share, Transport, Value};
+use thalweg_transport::{Address, ErrorKind, Fraction, Link, Listener, Options, Settings, Transport, Value};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
 use tokio::net::UdpSocket;
 
@@ -214,7 +214,7 @@ async fn chunks_that_never_came_are_rebuilt_and_acknowledged() {
 #[tokio::test]
 async fn repair_packets_follow_what_they_can_rebuild() {
     use raptorq::{EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder};
-    let own = Settings::default().with("repair", Value::Share(Share::millionths(400_000)));
+    let own = Settings::default().with("repair", Value::Fraction(Fraction::millionths(400_000)));
     let listener = listen(&Ltp, &Options { own, ..Options::default() }).await;
     let (peer, server) = by_hand(&*listener).await;
     let source = pattern(10 * u64::from(CHUNK), 1);

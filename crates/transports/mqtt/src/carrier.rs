@@ -26,7 +26,7 @@ const MAIL_BYTES: u32 = 16 << 20;
 /// An open connection to the broker.
 pub(crate) struct MqttCarrier {
     core: Arc<Core>,
-    mails: AsyncMutex<mpsc::Receiver<(Seen, OwnedSemaphorePermit)>>,
+    mails: AsyncMutex<mpsc::Receiver<(Notification, OwnedSemaphorePermit)>>,
     /// Events that arrived while the carrier was being opened.
     early: Mutex<Early>,
 }
@@ -71,7 +71,7 @@ impl Drop for Receipt {
 }
 
 /// What the reading task passes on.
-pub(crate) enum Seen {
+pub(crate) enum Notification {
     Event(Event),
     /// The identifier of the listener that is present, from its retained message.
     Here(Bytes),
@@ -105,7 +105,7 @@ impl MqttCarrier {
     }
 
     /// The next event that is not the protocol's own. Dropping the future loses nothing.
-    pub(crate) async fn step(&self) -> Result<Seen> {
+    pub(crate) async fn step(&self) -> Result<Notification> {
         let mut mails = self.mails.lock().await;
         let seen = tokio::select! {
             biased;
@@ -121,7 +121,7 @@ impl MqttCarrier {
 
 /// The reading task. It answers the broker at once and passes events on, until the connection ends. Only the
 /// events wait for the application.
-async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedSemaphorePermit)>) {
+async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Notification, OwnedSemaphorePermit)>) {
     let room = Arc::new(Semaphore::new(MAIL_BYTES as usize));
     loop {
         let received = tokio::select! {
@@ -161,7 +161,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Core {
     /// Processes a packet. Returns an event for the application, if it is one.
-    fn take(&self, incoming: Incoming, wire: u64) -> Result<Option<Seen>> {
+    fn take(&self, incoming: Incoming, wire: u64) -> Result<Option<Notification>> {
         match incoming {
             Incoming::Publish { topic, id, qos, payload } => {
                 return Ok(self.message(&topic, id, qos, payload, wire));
@@ -208,14 +208,14 @@ impl Core {
     }
 
     /// Processes a message by the purpose of its topic. Drops a QoS 2 message that arrives twice.
-    fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Seen> {
+    fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Notification> {
         let receipt = self.receipt(id, qos);
         let again = qos == 2 && !lock(&self.unreleased).insert(id);
         let purpose = self.topics.purpose(topic).filter(|_| !again)?;
         match (purpose, self.side) {
             (Purpose::Mail, _) if payload.len() <= self.nature.max_message => {
                 let receipt = receipt.map(|r| Box::new(r) as Box<dyn std::any::Any + Send + Sync>);
-                Some(Seen::Event(Event::Letter(Letter {
+                Some(Notification::Event(Event::Letter(Letter {
                     bytes: payload,
                     body: None,
                     from: None,
@@ -226,7 +226,7 @@ impl Core {
             (Purpose::Here, _) => self.presence(payload),
             (Purpose::Goodbye(member), Side::Listener) => {
                 let why = format!("it {}", String::from_utf8_lossy(&payload[..payload.len().min(200)]));
-                Some(Seen::Event(Event::Departed { mailbox: Mailbox::Member(member), why }))
+                Some(Notification::Event(Event::Departed { mailbox: Mailbox::Member(member), why }))
             }
             _ => None,
         }
@@ -234,10 +234,10 @@ impl Core {
 
     /// Processes a change of the listener's retained message. At a member, another or no listener means that
     /// its own has gone.
-    fn presence(&self, who: Bytes) -> Option<Seen> {
+    fn presence(&self, who: Bytes) -> Option<Notification> {
         let known = lock(&self.listener).clone();
         if known.is_empty() {
-            return (!who.is_empty()).then_some(Seen::Here(who));
+            return (!who.is_empty()).then_some(Notification::Here(who));
         }
         if known == who {
             return None;
@@ -246,7 +246,7 @@ impl Core {
             Side::Member(_) => {
                 let why =
                     if who.is_empty() { "the listener has left the broker" } else { "another listener came" };
-                Some(Seen::Event(Event::Departed { mailbox: Mailbox::Listener, why: why.into() }))
+                Some(Notification::Event(Event::Departed { mailbox: Mailbox::Listener, why: why.into() }))
             }
             // Another server tried to take the name, and its last will cleared the message. This listener is
             // still here, so publish the message again.
@@ -366,7 +366,7 @@ impl Carrier for MqttCarrier {
             return Ok(event);
         }
         loop {
-            if let Seen::Event(event) = self.step().await? {
+            if let Notification::Event(event) = self.step().await? {
                 return Ok(event);
             }
         }

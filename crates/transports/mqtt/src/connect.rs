@@ -14,7 +14,7 @@ use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
-use crate::carrier::{Core, MqttCarrier, Seen};
+use crate::carrier::{Core, MqttCarrier, Notification};
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
 use crate::packets::{publish_overhead, Hello, Incoming, Limits, Retain, Small, Version};
@@ -326,8 +326,8 @@ async fn settle_seeing<T>(
         tokio::select! {
             biased;
             seen = carrier.step() => match seen? {
-                Seen::Here(who) => here = Some(who),
-                Seen::Event(event) => carrier.keep(event),
+                Notification::Here(who) => here = Some(who),
+                Notification::Event(event) => carrier.keep(event),
             },
             done = &mut until => return Ok((done, here)),
         }

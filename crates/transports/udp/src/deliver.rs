@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Encode, Key};
+use crate::link_state::LinkState;
 use crate::repetition::{Taken, Word};
-use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::turns::Turns;
 
@@ -129,7 +129,7 @@ impl<R: Reader> Intake<R> {
     ///
     /// # Errors
     /// The reason why the link ended; an error if a sink gives a target of the wrong length.
-    pub async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+    pub async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
         if std::mem::take(&mut self.given) {
             self.turns.delivered();
         }
@@ -176,7 +176,7 @@ impl<R: Reader> Intake<R> {
     }
 
     /// Gives waiting chunks to `sink`, as far as their messages have been delivered.
-    fn release(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    fn release(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         while self.held.chunks.front().is_some_and(|(message_count, ..)| self.turns.is_due(*message_count)) {
             let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
             self.held.bytes -= payload.len();
@@ -186,7 +186,7 @@ impl<R: Reader> Intake<R> {
     }
 
     /// Reads what the kernel holds, in at most `most` receive calls.
-    fn take(&mut self, sink: &dyn Sink, shared: &Shared, most: usize) -> Result<()> {
+    fn take(&mut self, sink: &dyn Sink, shared: &LinkState, most: usize) -> Result<()> {
         for _ in 0..most {
             if !self.has_room() {
                 return Ok(());
@@ -201,7 +201,7 @@ impl<R: Reader> Intake<R> {
         Ok(())
     }
 
-    fn sort(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    fn sort(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         let (mut bytes, mut payload) = (0, 0);
         let (extra, proved) = (self.lane.extra(), shared.standing.is_proved());
         self.parsed.clear();
@@ -258,7 +258,7 @@ impl<R: Reader> Intake<R> {
         Ok(())
     }
 
-    fn say_taken(&self, shared: &Shared) {
+    fn say_taken(&self, shared: &LinkState) {
         let taken = Word::Taken(self.taken.count());
         shared.sent.fetch_add(self.lane.tell(&taken) as u64, Relaxed);
     }
@@ -273,7 +273,7 @@ impl<R: Reader> Intake<R> {
         self.held.bytes < HELD
     }
 
-    fn tell(&mut self, shared: &Shared) {
+    fn tell(&mut self, shared: &LinkState) {
         if !self.answers() {
             return;
         }
@@ -284,7 +284,7 @@ impl<R: Reader> Intake<R> {
 }
 
 /// Copies a chunk into its target and gives that to `sink`, with the outcome of the checksum.
-fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared) -> Result<()> {
+fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &LinkState) -> Result<()> {
     let Some(mut target) = sink.place(&header.chunk) else { return Ok(()) };
     let place = target.bytes_mut();
     if place.len() != payload.len() {
@@ -300,7 +300,7 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared)
 
 /// Task of a link: forwards control messages until the link ends. So the end is noticed even if nobody calls
 /// `receive`. If the admission queue evicts the peer, the task closes the link.
-pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender<Result<Bytes>>) {
+pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<LinkState>, to: mpsc::Sender<Result<Bytes>>) {
     tokio::select! {
         () = pass_all_on(&*inner, &shared, to) => {}
         error = shared.standing.evicted() => {
@@ -310,7 +310,7 @@ pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender
     }
 }
 
-async fn pass_all_on(inner: &dyn Link, shared: &Shared, to: mpsc::Sender<Result<Bytes>>) {
+async fn pass_all_on(inner: &dyn Link, shared: &LinkState, to: mpsc::Sender<Result<Bytes>>) {
     loop {
         let next = inner.receive(&NoChunks).await;
         if let Err(error) = &next {

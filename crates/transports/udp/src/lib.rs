@@ -18,6 +18,7 @@ pub mod deliver;
 pub mod fuzz;
 pub mod hello;
 mod link;
+pub mod link_state;
 pub mod listener;
 #[cfg(test)]
 mod paths;
@@ -28,7 +29,6 @@ mod recorded;
 pub mod repetition;
 pub mod secure;
 mod send;
-pub mod shared;
 pub mod socket;
 pub mod turns;
 pub mod window;

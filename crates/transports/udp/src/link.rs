@@ -14,10 +14,10 @@ use tokio::task::AbortHandle;
 
 use crate::deliver::{pass_on, Intake};
 use crate::hello::Ends;
+use crate::link_state::LinkState;
 use crate::receive::Reports;
 use crate::repetition::keep_saying;
 use crate::send::{self, Sender};
-use crate::shared::Shared;
 use crate::socket::Lane;
 use crate::Udp;
 
@@ -31,7 +31,7 @@ pub(crate) struct UdpLink {
     outgoing: Arc<Lane>,
     incoming: Arc<Lane>,
     intake: Mutex<Intake<Reports>>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     tasks: [AbortHandle; 3],
 }
 
@@ -39,7 +39,7 @@ impl UdpLink {
     /// Creates a link from a finished handshake and starts its tasks.
     pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
-        let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
+        let shared = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);

@@ -25,7 +25,7 @@ use thalweg_seal::TAG_BYTES;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
-use crate::shared::Shared;
+use crate::link_state::LinkState;
 use crate::socket::Lane;
 
 const MESSAGE: u8 = 6;
@@ -168,7 +168,11 @@ impl Pauses {
 
 /// Task of a link: repeats unacknowledged control messages over `lane`. Before each repetition, `hear` reads
 /// the acknowledgements that have arrived.
-pub async fn keep_saying<F: Future<Output = ()>>(shared: Arc<Shared>, lane: Arc<Lane>, hear: impl Fn() -> F) {
+pub async fn keep_saying<F: Future<Output = ()>>(
+    shared: Arc<LinkState>,
+    lane: Arc<Lane>,
+    hear: impl Fn() -> F,
+) {
     loop {
         shared.message_sent.notified().await;
         let mut pauses = Pauses::new(Instant::now());

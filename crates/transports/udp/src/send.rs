@@ -14,8 +14,8 @@ use tokio::sync::Mutex;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::link_state::LinkState;
 use crate::repetition::Word;
-use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::window::{cost, Permit, Window, MAX_TIMEOUT};
 use crate::MAX_CHUNK;
@@ -59,7 +59,7 @@ impl Sender {
     }
 
     /// Reads the reports and acknowledgements that have arrived. With `timely`, their delay is an RTT sample.
-    fn hear(&mut self, shared: &Shared, timely: bool) {
+    fn hear(&mut self, shared: &LinkState, timely: bool) {
         self.reports.fit(shared.standing.is_proved());
         for _ in 0..AT_ONCE {
             if self.lane.receive(&mut self.reports).is_err() {
@@ -82,7 +82,7 @@ impl Sender {
 
     /// Waits until the window permits sending. Returns how much, by cost. If no report arrives, it probes for
     /// as long as the link lives: a peer that does not read stops the sender, and nothing is lost.
-    async fn room(&mut self, shared: &Shared) -> u64 {
+    async fn room(&mut self, shared: &LinkState) -> u64 {
         loop {
             self.hear(shared, true);
             let permit = self.window.permit(Instant::now());
@@ -111,7 +111,7 @@ impl Sender {
         }
     }
 
-    fn probe(&mut self, shared: &Shared) {
+    fn probe(&mut self, shared: &LinkState) {
         probe(&self.lane, shared);
         self.window.probed(Instant::now());
     }
@@ -119,7 +119,7 @@ impl Sender {
     /// Builds a batch from the chunks of `update`, starting with chunk `next`. All datagrams have the same
     /// length, but the last may be shorter: GSO accepts nothing else. Returns `None` if the update was
     /// cancelled.
-    fn gather(&mut self, shared: &Shared, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
+    fn gather(&mut self, shared: &LinkState, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
@@ -153,7 +153,7 @@ impl Sender {
     }
 
     /// Sends one batch. Returns its number of chunks and its bytes.
-    async fn send(&mut self, shared: &Shared, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
+    async fn send(&mut self, shared: &LinkState, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
         let room = self.room(shared).await;
         let batch = self.gather(shared, update, next, room).ok_or_else(SendReport::cancelled)?;
         self.lane.send(&self.batch, batch.length).await?;
@@ -168,14 +168,14 @@ impl Sender {
 }
 
 /// Sends a probe, which asks the peer for a report. Drops it if the socket has no room.
-pub(crate) fn probe(lane: &Lane, shared: &Shared) {
+pub(crate) fn probe(lane: &Lane, shared: &LinkState) {
     let (message_count, position) = (shared.messages_sent.load(Acquire), shared.position.load(Acquire));
     let probe = Datagram { kind: Kind::Probe, report_wanted: true, message_count, position };
     shared.sent.fetch_add(lane.tell(&probe) as u64, Relaxed);
 }
 
 /// After each control message, repeats the probe until the peer reports it. There is no limit on the time.
-pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>) {
+pub(crate) async fn keep_telling(shared: Arc<LinkState>, sender: Arc<Mutex<Sender>>) {
     loop {
         shared.spoke.notified().await;
         let mut pause = sender.lock().await.window.wait();
@@ -194,7 +194,7 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
 
 /// Reads the reports that have arrived, unless a running `send_update` holds the sender. That call reads them
 /// itself, and may hold the lock for long.
-pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
+pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<LinkState>)) {
     if let Ok(mut sender) = sender.try_lock() {
         sender.hear(&shared, false);
     }
@@ -205,7 +205,11 @@ pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a chunk longer than [`MAX_CHUNK`]; an error if the link ends or the update
 /// is cancelled.
-pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<SendReport> {
+pub(crate) async fn update(
+    shared: &LinkState,
+    sender: &Mutex<Sender>,
+    update: &Outgoing,
+) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
         return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a smaller chunk"));
@@ -223,7 +227,7 @@ pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Out
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
+async fn send_all(shared: &LinkState, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
     let (mut next, mut wire) = (0, 0);
     let longest = update.chunks().iter().map(|c| c.range().len()).max().unwrap_or_default();
     while next < update.chunks().len() {

@@ -3,7 +3,7 @@
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Rate, Reorder};
 use thalweg_transport::trace::{TraceFile, TRACE};
-use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
+use thalweg_transport::{Chosen, Fraction, Kind, Options, Result, Setting};
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
@@ -14,13 +14,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "budget",
-        kind: Kind::Share { default: Share::millionths(20_000) },
+        kind: Kind::Fraction { default: Fraction::millionths(20_000) },
         meaning: "share of an update that may be masked; the sender retransmits what is lost beyond it",
         needs: &[],
     },
     Setting {
         name: "refuse",
-        kind: Kind::Share { default: Share::millionths(1_000_000) },
+        kind: Kind::Fraction { default: Fraction::millionths(1_000_000) },
         meaning: "the link ends when more than this share of an update is lost, masked or retransmitted",
         needs: &[],
     },

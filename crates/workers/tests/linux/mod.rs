@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
-use thalweg_fold::{Accumulator, Precision, Repair};
+use thalweg_fold::{Accumulator, Precision, Replacement};
 use thalweg_rng::Rng;
 use thalweg_shm_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
@@ -252,11 +252,11 @@ impl Bench {
         for sums in self.worker_pool.close().unwrap() {
             let part = sums.part();
             let out = &mut mean[part.start as usize..part.end as usize];
-            sums.finish_part(part.start, out, Repair::Zero).unwrap();
+            sums.finish_part(part.start, out, Replacement::Zero).unwrap();
         }
         self.worker_pool.begin();
         let mut expected = vec![0; mean.len()];
-        self.single.finish_and_reset(&mut expected, Repair::Zero).unwrap();
+        self.single.finish_and_reset(&mut expected, Replacement::Zero).unwrap();
         assert!(mean == expected, "{what}: the mean is another one");
         assert_eq!(self.pool.free(0), self.pool.plan().slots() as usize, "{what}: a slot is still in use");
     }

@@ -4,7 +4,7 @@ use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::ChunkHeader;
 
 use super::{on_our_clock, LinkId, Partial, Place, Server, State, Stored};
-use crate::star::round::{Deferred, Part};
+use crate::star::round::{Deferred, Participant};
 use crate::transfer::Step;
 use crate::{Fit, Span, Time};
 
@@ -28,7 +28,7 @@ impl Server {
         }
     }
 
-    fn uploading(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Part)> {
+    fn uploading(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Participant)> {
         let ours = chunk.job == self.config.job && chunk.layout == self.config.layout.hash();
         let sender = self.roster.member_at(link).filter(|&s| ours && s == chunk.sender)?;
         let part = self.part(sender, chunk.round)?;
@@ -182,7 +182,7 @@ impl Server {
         let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
         let number = round.plan.number;
         self.waits |= round.is_folding();
-        let begun = |part: &Part| {
+        let begun = |part: &Participant| {
             let reassembly = part.incoming.reassembly();
             part.state == State::Sending && reassembly.bytes() > 0 && !reassembly.is_folding()
         };

@@ -111,7 +111,7 @@ impl World {
                 }
             }
             ClientAction::Joined(welcome) => client.arena = vec![0; welcome.layout.bytes() as usize],
-            ClientAction::Policy(RoundStep::Mend { holes, .. }) => client.mended = holes,
+            ClientAction::Policy(RoundStep::Fill { holes, .. }) => client.mended = holes,
             ClientAction::Policy(RoundStep::Ready { round, .. }) => {
                 let given =
                     if round == self.round { self.model.clone() } else { model(round, client.arena.len()) };

@@ -4,20 +4,20 @@
 use std::sync::{Arc, Mutex};
 
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Repair, Summary};
+use thalweg_fold::{Accumulator, Replacement, Summary};
 use thalweg_wire::{Layout, Ranges, Spread};
 
 use super::reduce::{NoMean, Writable};
-use super::repair::Mender;
+use super::repair::Filler;
 use crate::lock;
 use crate::mean::{check_means, take_mean};
 use crate::options::ServerOptions;
 
 /// Fills in updates, and writes means into the model.
-pub(crate) struct Mending {
+pub(crate) struct UpdateFiller {
     layout: Arc<Layout>,
     model: Arena,
-    mender: Mender,
+    filler: Filler,
     /// The order in which updates arrive; `None` if it is the model's order.
     order: Option<Spread>,
     /// Buffer for the model in that order. It is kept because touching fresh pages costs more time than the
@@ -25,11 +25,11 @@ pub(crate) struct Mending {
     wire: Mutex<Vec<u8>>,
 }
 
-impl Mending {
+impl UpdateFiller {
     /// Fills in updates of this layout, whose mean becomes the next `model`.
     pub fn new(layout: Arc<Layout>, model: Arena, options: &ServerOptions) -> Self {
-        let mender = Mender::new(options.repair.stand_in());
-        Self { layout, model, mender, order: options.repair.order(options.seed), wire: Mutex::default() }
+        let filler = Filler::new(options.repair.stand_in());
+        Self { layout, model, filler, order: options.repair.order(options.seed), wire: Mutex::default() }
     }
 
     /// Whether updates arrive in an order that differs from the model's order.
@@ -40,27 +40,27 @@ impl Mending {
     /// Whether an update with these holes must be filled in (or kept as a stand-in). Otherwise it is folded
     /// as it arrived.
     pub fn is_due(&self, holes: &Ranges) -> bool {
-        !holes.is_empty() || self.mender.keeps_updates()
+        !holes.is_empty() || self.filler.keeps_updates()
     }
 
     /// Fills in an update. Returns the ranges that are to be folded.
     ///
     /// # Errors
     /// The reason why there is no stand-in.
-    pub fn mend(&self, sender: u32, update: &mut [u8], holes: &Ranges) -> Result<Ranges, String> {
+    pub fn fill(&self, sender: u32, update: &mut [u8], holes: &Ranges) -> Result<Ranges, String> {
         let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
-        if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
+        if let Some(order) = self.order.filter(|_| self.filler.reads_global()) {
             let mut wire = vec![0; global.len()];
             order.to_wire(&self.layout, &global, &mut wire);
             global = wire.into();
         }
-        self.mender.mend(&self.layout, sender, update, holes, &global)
+        self.filler.fill(&self.layout, sender, update, holes, &global)
     }
 
     /// Forgets the last filled-in update of this sender: it was not folded, so it must not stand in for a
     /// later one.
     pub fn forget(&self, sender: u32) {
-        self.mender.forget(sender);
+        self.filler.forget(sender);
     }
 
     /// Writes the mean of these sums into the model that `into` gives. Each of `sums` covers a part of the
@@ -76,11 +76,11 @@ impl Mending {
 
     /// Writes the mean into the model, in the model's order.
     fn put_mean(&self, sums: &[Accumulator], model: &mut [u8]) -> Result<Summary, String> {
-        let Some(order) = self.order else { return take_mean(sums, model, Repair::KeepLocal) };
+        let Some(order) = self.order else { return take_mean(sums, model, Replacement::KeepLocal) };
         let mut wire = lock(&self.wire);
         wire.resize(model.len(), 0);
         order.to_wire(&self.layout, model, &mut wire);
-        let summary = take_mean(sums, &mut wire, Repair::KeepLocal)?;
+        let summary = take_mean(sums, &mut wire, Replacement::KeepLocal)?;
         order.to_order(&self.layout, &wire, model);
         Ok(summary)
     }

@@ -20,7 +20,7 @@ struct End {
 }
 
 /// State shared by both directions of a link.
-pub struct Shared {
+pub struct LinkState {
     /// The peer's address, for error messages.
     who: String,
     /// Whether the peer has authenticated, and how much it may send before that.
@@ -50,7 +50,7 @@ pub struct Shared {
     pub copied: AtomicU64,
 }
 
-impl Shared {
+impl LinkState {
     /// Creates the state of a link to `who`, which error messages name.
     pub fn new(who: String, standing: Standing) -> Self {
         let zero = AtomicU64::default;
@@ -125,7 +125,7 @@ impl Shared {
         self.closed(operation)
     }
 
-    /// Waits until receiving fails, see [`Shared::refuse`]. Returns the error for the caller's operation.
+    /// Waits until receiving fails, see [`LinkState::refuse`]. Returns the error for the caller's operation.
     pub async fn refused(&self, operation: &'static str) -> Error {
         let _ = self.end.subscribe().wait_for(|end| end.as_ref().is_some_and(|end| end.refused)).await;
         self.closed(operation)

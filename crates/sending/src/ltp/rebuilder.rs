@@ -35,14 +35,14 @@ pub struct Rebuild<'a> {
 
 /// The newest symbols that have arrived. They may be needed to rebuild other packets.
 #[derive(Debug, Default)]
-pub(super) struct Mender {
+pub(super) struct Rebuilder {
     kept: VecDeque<(u64, Vec<u8>)>,
     blocks: VecDeque<Coming>,
     /// Whether anything has arrived since the last search for a block to rebuild.
     fresh: bool,
 }
 
-impl Mender {
+impl Rebuilder {
     /// Keeps the symbol of a packet that has arrived and may belong to a block. `write` appends the symbol.
     pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
@@ -126,60 +126,60 @@ mod tests {
 
     const BLOCK: Block = Block { first: 10, count: 4 };
 
-    fn keep(mender: &mut Mender, number: u64) {
-        mender.keep(number, |out| out.push(number as u8));
+    fn keep(rebuilder: &mut Rebuilder, number: u64) {
+        rebuilder.keep(number, |out| out.push(number as u8));
     }
 
     #[test]
     fn a_block_is_rebuilt_when_as_many_symbols_have_come_as_it_has_packets() {
-        let mut mender = Mender::default();
+        let mut rebuilder = Rebuilder::default();
         for number in [9, 13, 10, 10, 14] {
-            keep(&mut mender, number);
+            keep(&mut rebuilder, number);
         }
-        mender.repair(BLOCK, 0, &[100]);
-        mender.repair(BLOCK, 0, &[100]);
-        assert!(mender.poll().is_none(), "three symbols of four");
-        mender.repair(BLOCK, 5, &[105]);
-        let rebuild = mender.poll().unwrap();
+        rebuilder.repair(BLOCK, 0, &[100]);
+        rebuilder.repair(BLOCK, 0, &[100]);
+        assert!(rebuilder.poll().is_none(), "three symbols of four");
+        rebuilder.repair(BLOCK, 5, &[105]);
+        let rebuild = rebuilder.poll().unwrap();
         assert_eq!((rebuild.block, rebuild.packets), (BLOCK, vec![(0, &[10][..]), (3, &[13][..])]));
         assert_eq!(rebuild.repair, [(0, &[100][..]), (5, &[105][..])]);
-        assert!(mender.poll().is_none(), "nothing more has come");
-        keep(&mut mender, 11);
-        assert_eq!(mender.poll().unwrap().packets.len(), 3, "with one more it may be tried again");
-        mender.done(BLOCK);
-        mender.repair(BLOCK, 6, &[106]);
-        assert!(mender.poll().is_none(), "it was rebuilt");
+        assert!(rebuilder.poll().is_none(), "nothing more has come");
+        keep(&mut rebuilder, 11);
+        assert_eq!(rebuilder.poll().unwrap().packets.len(), 3, "with one more it may be tried again");
+        rebuilder.done(BLOCK);
+        rebuilder.repair(BLOCK, 6, &[106]);
+        assert!(rebuilder.poll().is_none(), "it was rebuilt");
     }
 
     #[test]
     fn what_came_whole_needs_nothing() {
-        let mut mender = Mender::default();
-        mender.repair(BLOCK, 0, &[100]);
+        let mut rebuilder = Rebuilder::default();
+        rebuilder.repair(BLOCK, 0, &[100]);
         for number in 10..14 {
-            assert!(mender.poll().is_none() || number == 13);
-            keep(&mut mender, number);
+            assert!(rebuilder.poll().is_none() || number == 13);
+            keep(&mut rebuilder, number);
         }
-        assert!(mender.poll().is_none() && mender.blocks[0].repair.is_empty());
+        assert!(rebuilder.poll().is_none() && rebuilder.blocks[0].repair.is_empty());
     }
 
     #[test]
     fn whatever_comes_memory_is_bounded() {
         for seed in 0..50 {
-            let (mut mender, mut rng) = (Mender::default(), Rng::new(&[seed]));
+            let (mut rebuilder, mut rng) = (Rebuilder::default(), Rng::new(&[seed]));
             for _ in 0..2_000 {
                 let number = rng.draw() >> rng.up_to(63);
-                keep(&mut mender, number);
+                keep(&mut rebuilder, number);
                 let count = rng.up_to(2 * u64::from(MAX_BLOCK)) as u32;
                 let block = Block { first: number.wrapping_sub(rng.up_to(70)), count };
                 for _ in 0..rng.up_to(4) {
-                    mender.repair(block, rng.draw() as u32, &[1]);
+                    rebuilder.repair(block, rng.draw() as u32, &[1]);
                 }
-                if let Some(rebuild) = mender.poll() {
+                if let Some(rebuild) = rebuilder.poll() {
                     assert!(rebuild.packets.len() < rebuild.block.count as usize);
                     assert!(rebuild.packets.len() + rebuild.repair.len() >= rebuild.block.count as usize);
                 }
-                assert!(mender.kept.len() <= KEPT && mender.blocks.len() <= BLOCKS);
-                assert!(mender.blocks.iter().all(|one| one.repair.len() <= MAX_BLOCK as usize));
+                assert!(rebuilder.kept.len() <= KEPT && rebuilder.blocks.len() <= BLOCKS);
+                assert!(rebuilder.blocks.iter().all(|one| one.repair.len() <= MAX_BLOCK as usize));
             }
         }
     }
