@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benches.common import MIB, Figure, Spread, note, workers
 from benches.worker import receive_exactly
-from thalweg import _core
+from thalweg import _core, wire
 
 Outcome = dict[str, Any]
 
@@ -81,7 +81,13 @@ def server(size: int, clients: int, **options: Any) -> _core.Server:
     arena = _core.Arena(_core.Layout([("payload", "F32", [size // 4])]))
     np.asarray(arena).view(np.float32)[:] = 1.0
     config = {"expected": clients, "enough": clients, **options}
-    return _core.Server(arena, "tcp://127.0.0.1:0", json.dumps(config))
+    return _core.Server(arena, "tcp://127.0.0.1:0", wire.encode(config))
+
+
+def counters(one: _core.Server) -> dict[str, Any]:
+    """Return the counters of a server's workers, by their names in the manifest's table ``tree``."""
+    found: dict[str, Any] = json.loads(one.tree() or "{}")
+    return found
 
 
 def interleaved(size: int, clients: int, repetitions: int, **options: Any) -> tuple[list[Outcome], list[float]]:

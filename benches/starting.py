@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benches.common import MIB, Figure, note
-from benches.rounds import server
+from benches.rounds import counters, server
 from thalweg import _core
 from thalweg.plan import Plan
 from thalweg.trees import live
@@ -47,7 +47,7 @@ def starting() -> list[Figure]:
             (worker,) = _children(str(workers[way])) - {template}
             lost[way].append(_kill(int(worker)))
             _until_ready(one, number + 2)
-    facts = {way: live.facts(one.tree(), 0.0) for way, one in servers.items()}
+    facts = {way: counters(one) for way, one in servers.items()}
     for one in servers.values():
         one.close("done")
     return [_start(facts), _resume(facts["template"], lost["template"])]

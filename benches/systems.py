@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benches.common import MIB, Figure, Spread, note, workers
-from benches.rounds import server
+from benches.rounds import counters, server
 from thalweg.plan import Plan
 from thalweg.trees import live
 
@@ -39,7 +39,7 @@ def _transfers() -> list[Figure]:
         for number in range(1, REPETITIONS + 2):
             for one in servers.values():
                 one.round(number, "{}", None)
-        told = {name: live.facts(one.tree(), 0.0) for name, one in servers.items()}
+        told = {name: counters(one) for name, one in servers.items()}
         for one in servers.values():
             one.close("done")
     return [_beside(name, least, told) for name, least in SYSTEMS.items() if least is not None]
@@ -64,7 +64,7 @@ def _completion() -> Figure:
         for number in range(1, REPETITIONS + 2):
             outcome = json.loads(one.round(number, "{}", None))
             ends = [way["receive_end"] for way in outcome["transfers"] if way["direction"] == "up"]
-            fold = live.facts(one.tree(), 0.0)
+            fold = counters(one)
             each = (fold["fold_us"]["p50"] - fold["handover_us"]["p50"]) / 1e6
             least.append(max(max(ends) - min(ends), MANY * each) + outcome["fold"]["finish_seconds"])
             took.append(outcome["fold"]["completion_seconds"])

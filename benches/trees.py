@@ -7,7 +7,7 @@ import statistics
 from typing import Any, Final
 
 from benches.common import MIB, Figure, Spread, note, workers
-from benches.rounds import server
+from benches.rounds import counters, server
 from benches.waking import sleeper
 from thalweg import _core
 from thalweg.plan import Plan
@@ -64,7 +64,7 @@ def _turns(size: int, routes: list[str]) -> tuple[dict[str, Spread], dict[str, A
             seconds["server"].append(outcome["fold"]["completion_seconds"])
             for name in list(makers)[1:]:
                 seconds[name].append(_round(servers[name], number)["fold"]["completion_seconds"])
-        told = {route: live.facts(servers[f"one worker, {route}"].tree(), 0.0) for route in routes}
+        told = {route: counters(servers[f"one worker, {route}"]) for route in routes}
         for one in servers.values():
             one.close("done")
     return {name: Spread.of(values[1:]) for name, values in seconds.items()}, told, sleeping.seconds[1:]
