@@ -43,7 +43,7 @@ def test_each_folder_is_in_the_registry_and_each_entry_has_a_folder(registry: li
 
 def test_each_folder_is_a_feature_of_the_runtime() -> None:
     features = runtime()["features"]
-    assert set(features) - {"default", "baselines"} == folders()
+    assert set(features) - {"default", "baselines", "as-in-tests"} == folders()
     for name in folders():
         assert features[name] == [f"dep:thalweg-{name}"]
         assert runtime()["dependencies"][f"thalweg-{name}"]["optional"] is True

@@ -137,6 +137,13 @@ def listener(answer: bytes | None = None) -> Iterator[str]:
 
 
 @contextmanager
+def silent() -> Iterator[str]:
+    """Yield the URL of a port that takes a connection and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        yield f"tcp://127.0.0.1:{port.getsockname()[1]}"
+
+
+@contextmanager
 def nobody() -> Iterator[str]:
     """Yield a URL where nobody listens: the port is taken, by a socket that does not listen."""
     with closing(socket.socket()) as taken:
@@ -267,12 +274,11 @@ def task(path: Path) -> None:
 
 
 def refused(path: Path) -> None:
-    class Wider(App):
-        def model(self) -> dict[str, Any]:
-            return {"w": np.zeros(11, np.float32)}
-
-    with server() as made:
-        thalweg.Client(Wider(), made.address, name="odd", data=()).run()
+    with server(clients=2) as made:
+        first = thalweg.Client(App(), made.address, name="anna", data=())
+        first._core.join()
+        with closing(first):
+            thalweg.Client(App(), made.address, name="anna", data=(), timeout=0.2).run()
 
 
 def memory(path: Path) -> None:
@@ -398,7 +404,7 @@ CASES = {
     "round": Case(core, of_round, lambda path: run_of(path, "--app", f"{APPS}:Diverging")),
     "rejected": Case(core, rejected),
     "task": Case(core, task),
-    "refused": Case(core, refused, name_taken),
+    "refused": Case(core, refused, name_taken, retry=True),
     "memory": Case(core, memory, big),
     "plan": Case(errors.PlanError, of_plan, lambda path: ["run", str(path / "nosuch.toml")], exit=2),
     "data": Case(
@@ -460,6 +466,14 @@ def test_every_kind_has_a_row_and_a_test() -> None:
     assert set(rows()) == tested | set(OF_COMMANDS), "list them in docs/reference/errors.md"
     for kind, file in ELSEWHERE.items():
         assert (ROOT / file).is_file(), kind
+
+
+@pytest.mark.parametrize(("peer", "kind"), [("nobody", "unreachable"), ("silent", "timeout")])
+def test_a_client_that_is_not_let_in_says_why(peer: str, kind: str) -> None:
+    """A kind is that of the cause, and retry may help. Of a peer that refuses it, the kind is ``refused``."""
+    with nobody() if peer == "nobody" else silent() as url, pytest.raises(thalweg.CoreError) as caught:
+        thalweg.Client(App(), url, name="anna", data=(), timeout=0.2).run()
+    assert (caught.value.kind, caught.value.retry) == (kind, True)
 
 
 def test_the_table_says_whether_retry_can_help_and_the_exit_code() -> None:
