@@ -17,14 +17,24 @@ from tests.e2e.conftest import TIMEOUT
 from thalweg import machine
 
 ROOT: Final = Path(__file__).parents[2]
-CORE: Final = ROOT / "target/release/lib_core.so"
+STAMPS: Final = ROOT / ".venv/.stamps"
+
+
+def stamp(name: str, default: str) -> str:
+    """Return how the core was built, as `scripts/setup.sh` has noted it."""
+    path = STAMPS / name
+    return path.read_text().strip() if path.exists() else default
 
 
 @pytest.mark.e2e
 def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
-    if not CORE.exists():
-        pytest.skip(f"there is no {CORE.relative_to(ROOT)} to pack: make setup builds it")
-    # Another commit's name would have the core compiled again.
+    # Another profile, feature or commit's name would have the core compiled again.
+    profile, features = stamp("profile", "release"), []
+    features += ["baselines"] if stamp("baselines", "0") == "1" else []
+    features += ["as-in-tests"] if profile == "dev" else []
+    core = ROOT / "target" / ("debug" if profile == "dev" else profile) / "lib_core.so"
+    if not core.exists():
+        pytest.skip(f"there is no {core.relative_to(ROOT)} to pack: make setup builds it")
     commit = machine.build().commit
     environment = {**os.environ, **({} if commit is None else {"THALWEG_COMMIT": commit})}
     maturin = [
@@ -32,7 +42,10 @@ def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
         "-m",
         "maturin",
         "build",
-        "--release",
+        "--profile",
+        profile,
+        "--features",
+        ",".join(features),
         "--compatibility",
         "linux",
         "--out",
