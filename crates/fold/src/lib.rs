@@ -18,7 +18,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use thalweg_fold::{Accumulator, Precision, Repair};
+//! use thalweg_fold::{Accumulator, Precision, Replacement};
 //! use thalweg_wire::{Dtype, Layout};
 //!
 //! let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![1])])?);
@@ -26,7 +26,7 @@
 //! accumulator.fold(0, &1.0_f32.to_le_bytes(), 30.0)?;
 //! accumulator.fold(0, &5.0_f32.to_le_bytes(), 10.0)?;
 //! let mut global = [0; 4];
-//! let summary = accumulator.finish_and_reset(&mut global, Repair::KeepLocal)?;
+//! let summary = accumulator.finish_and_reset(&mut global, Replacement::KeepLocal)?;
 //! assert_eq!(f32::from_le_bytes(global), 2.0);
 //! assert_eq!(summary.uncovered_bytes, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -53,7 +53,7 @@ impl Coverage {
 pub struct Summary {
     /// One for each tensor, in the layout's order.
     pub tensors: Vec<Coverage>,
-    /// Bytes of elements that no client sent. [`Replacement`](crate::Repair) has decided which values they get.
+    /// Bytes of elements that no client sent. [`Replacement`](crate::Replacement) has decided which values they get.
     pub uncovered_bytes: u64,
 }
 
