@@ -62,7 +62,7 @@ pub enum Kind {
         most: u64,
     },
     /// A fraction from 0 to 1.
-    Fraction {
+    Share {
         /// Value if none is set.
         default: Fraction,
     },
@@ -85,7 +85,7 @@ impl Kind {
         match self {
             Kind::Flag { default } => Value::Flag(default),
             Kind::Number { default, .. } => Value::Number(default),
-            Kind::Fraction { default } => Value::Fraction(default),
+            Kind::Share { default } => Value::Share(default),
             Kind::Choice { default, .. } | Kind::Text { default } => Value::Text(default.into()),
         }
     }
@@ -95,7 +95,7 @@ impl Kind {
             (Kind::Flag { .. }, Value::Flag(_)) => true,
             (Kind::Number { least, most, .. }, Value::Number(n)) => (least..=most).contains(n),
             // The numbers 0 and 1 are fractions too.
-            (Kind::Fraction { .. }, Value::Number(0 | 1) | Value::Fraction(_)) => true,
+            (Kind::Share { .. }, Value::Number(0 | 1) | Value::Share(_)) => true,
             (Kind::Choice { choices, .. }, Value::Text(text)) => choices.contains(&text.as_str()),
             (Kind::Text { .. }, Value::Text(text)) => text.len() <= TEXT,
             _ => false,
@@ -108,7 +108,7 @@ impl std::fmt::Display for Kind {
         match self {
             Kind::Flag { .. } => f.write_str("true or false"),
             Kind::Number { least, most, .. } => write!(f, "a whole number from {least} to {most}"),
-            Kind::Fraction { .. } => f.write_str("a share from 0 to 1"),
+            Kind::Share { .. } => f.write_str("a share from 0 to 1"),
             Kind::Choice { choices, .. } => write!(f, "one of {}", choices.join(", ")),
             Kind::Text { .. } => write!(f, "text of up to {TEXT} bytes"),
         }
@@ -153,7 +153,7 @@ pub enum Value {
     /// A whole number.
     Number(u64),
     /// A fraction.
-    Fraction(Fraction),
+    Share(Fraction),
     /// A word or any text.
     Text(String),
 }
@@ -226,7 +226,7 @@ impl Chosen {
     /// Value of a fraction, from 0 to 1. 0 if the setting was not declared as one.
     pub fn share(&self, name: &str) -> f64 {
         match self.0.get(name) {
-            Some(Value::Fraction(share)) => (*share).into(),
+            Some(Value::Share(share)) => (*share).into(),
             Some(Value::Number(1)) => 1.0,
             _ => 0.0,
         }
@@ -281,7 +281,7 @@ mod tests {
         },
         Setting {
             name: "part",
-            kind: Kind::Fraction { default: Fraction::millionths(20_000) },
+            kind: Kind::Share { default: Fraction::millionths(20_000) },
             meaning: "",
             needs: &[],
         },

@@ -37,7 +37,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "repair",
-        kind: Kind::Fraction { default: Fraction::millionths(0) },
+        kind: Kind::Share { default: Fraction::millionths(0) },
         meaning: "repair packets that this end sends beside an update's last packets, as a share of these; twice the \
                   share that the path loses is a good choice; 0 for none but on a path that loses 8 % or more",
         needs: &[],
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(rule.deadline, Some(Duration::from_millis(250)));
         let Choice { critical, .. } = set("critical", Value::Text("0-64, 128-192".into())).unwrap();
         assert_eq!(critical.iter().collect::<Vec<_>>(), [Range::new(0, 64), Range::new(128, 192)]);
-        let Choice { repair, .. } = set("repair", Value::Fraction(Fraction::millionths(50_000))).unwrap();
+        let Choice { repair, .. } = set("repair", Value::Share(Fraction::millionths(50_000))).unwrap();
         assert!((repair - 0.05).abs() < 1e-9);
     }
 

@@ -82,7 +82,7 @@ mod with_repair_packets {
     use thalweg_transport::Fraction;
 
     fn repairing(options: &Options) -> Options {
-        let own = options.own.clone().with("repair", Value::Fraction(Fraction::millionths(300_000)));
+        let own = options.own.clone().with("repair", Value::Share(Fraction::millionths(300_000)));
         Options { own, ..options.clone() }
     }
 

@@ -214,7 +214,7 @@ async fn chunks_that_never_came_are_rebuilt_and_acknowledged() {
 #[tokio::test]
 async fn repair_packets_follow_what_they_can_rebuild() {
     use raptorq::{EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder};
-    let own = Settings::default().with("repair", Value::Fraction(Fraction::millionths(400_000)));
+    let own = Settings::default().with("repair", Value::Share(Fraction::millionths(400_000)));
     let listener = listen(&Ltp, &Options { own, ..Options::default() }).await;
     let (peer, server) = by_hand(&*listener).await;
     let source = pattern(10 * u64::from(CHUNK), 1);

@@ -14,13 +14,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "budget",
-        kind: Kind::Fraction { default: Fraction::millionths(20_000) },
+        kind: Kind::Share { default: Fraction::millionths(20_000) },
         meaning: "share of an update that may be masked; the sender retransmits what is lost beyond it",
         needs: &[],
     },
     Setting {
         name: "refuse",
-        kind: Kind::Fraction { default: Fraction::millionths(1_000_000) },
+        kind: Kind::Share { default: Fraction::millionths(1_000_000) },
         meaning: "the link ends when more than this share of an update is lost, masked or retransmitted",
         needs: &[],
     },

@@ -15,7 +15,7 @@ pub use certificates::Trust;
 
 /// Small buffers, so that a peer that does not receive blocks its sender. No byte of an update may be lost.
 pub fn plain() -> Options {
-    let own = Settings::default().with("budget", Setting::Fraction(Fraction::millionths(0)));
+    let own = Settings::default().with("budget", Setting::Share(Fraction::millionths(0)));
     let (send_buffer, receive_buffer) = (Some(64 << 10), Some(256 << 10));
     Options { own, send_buffer, receive_buffer, ..Options::default() }
 }
