@@ -98,7 +98,7 @@ install_core() {
     local features=()
     [ "$baselines" = 0 ] || features+=(--features baselines)
     [ "$profile" = release ] || features+=(--features as-in-tests)
-    "$python" -m maturin develop --profile "$profile" --uv ${CI:+--locked} "${features[@]}"
+    "$python" -m maturin develop --profile "$profile" --uv ${CI:+--locked} ${features[@]+"${features[@]}"}
     echo "$baselines" >"$stamps/baselines"
     echo "$profile" >"$stamps/profile"
     mv "$stamps/core.next" "$stamps/core"
