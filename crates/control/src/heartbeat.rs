@@ -11,8 +11,8 @@ pub fn lost(now: Time, last_message: Time, silence: Duration) -> Option<Duration
     (silent > silence).then_some(silent)
 }
 
-/// The time at which a node with this last message counts as lost: for the timer of whoever waits
-/// for it.
+/// The time from which a node with this last message counts as lost. A caller that waits for the node sets its
+/// timer to it.
 pub fn deadline(last_message: Time, silence: Duration) -> Time {
     last_message.saturating_add(silence)
 }

@@ -218,7 +218,7 @@ impl ServerMachine for Node {
             }
             Err((code, reason)) => {
                 let grave = code == Refusal::Job && self.expected(&hello.name).is_ok();
-                self.turn_away(&hello.name, &reason, grave);
+                self.report_refusal(&hello.name, &reason, grave);
                 return self.refuse(now, link, code, &reason);
             }
         };
@@ -244,7 +244,7 @@ impl ServerMachine for Node {
     fn dropped(&mut self, now: Time, dropped: Dropped<()>) {
         if let Some((name, how)) = dropped.mismatch {
             let grave = self.expected(&name).is_ok();
-            self.turn_away(&name, &format!("{name:?} is not let in: {how}"), grave);
+            self.report_refusal(&name, &format!("{name:?} is not let in: {how}"), grave);
         }
         let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
         if let Some(place) = place {
@@ -313,10 +313,10 @@ impl Node {
     }
 
     /// Reports a refused peer once, however often it tries again.
-    fn turn_away(&mut self, name: &str, reason: &str, grave: bool) {
+    fn report_refusal(&mut self, name: &str, reason: &str, grave: bool) {
         let refusal = (name.to_owned(), reason.to_owned());
-        if self.turned_away.as_ref() != Some(&refusal) {
-            self.turned_away = Some(refusal);
+        if self.reported_refusal.as_ref() != Some(&refusal) {
+            self.reported_refusal = Some(refusal);
             self.roster.want(NodeStep::Refused { peer: name.into(), reason: reason.into(), grave });
         }
     }

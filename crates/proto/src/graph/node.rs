@@ -70,7 +70,7 @@ pub struct Node {
     /// Chunks that belong to another job or layout, or could not be added, since the last report.
     pub(super) bad: u64,
     /// Name and reason of the refused peer that was reported last.
-    pub(super) turned_away: Option<(String, String)>,
+    pub(super) reported_refusal: Option<(String, String)>,
     /// A timer was set since the last [`Node::take_timer_set`], so the driver may wait for a time that is too
     /// late.
     pub(super) timer_set: bool,
@@ -106,7 +106,7 @@ impl Node {
             completed: false,
             early: 0,
             bad: 0,
-            turned_away: None,
+            reported_refusal: None,
             timer_set: false,
         }
     }

@@ -513,7 +513,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     /// Records why a client was not let in, and reports it once, however often the client tries again.
-    fn turn_away(&mut self, client: &str, reason: &str) {
+    fn record_mismatch(&mut self, client: &str, reason: &str) {
         let known = self.mismatches.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
         let room = self.mismatches.len() < MAX_MISMATCHES || self.mismatches.contains_key(client);
@@ -783,7 +783,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.timers.remove(&(served.timer, link));
         let mismatch = served.mismatch.take().map(|mismatch| (mismatch.client, mismatch.reason));
         if let Some((client, reason)) = &mismatch {
-            self.turn_away(client, reason);
+            self.record_mismatch(client, reason);
             self.reported.insert(link);
         }
         let of = served.member.filter(|number| self.link_of(*number) == Some(link));

@@ -28,8 +28,8 @@ impl Server {
         let members = self.roster.members().iter();
         let before = members.filter(|(&sender, _)| round.is_none_or(|r| r.part(sender).is_none()));
         let farewells = before.filter_map(|(_, m)| m.farewell());
-        let turned_away = self.roster.mismatches().map(|(name, how)| format!("{name} was not let in: {how}"));
-        let farewells: Vec<String> = farewells.chain(turned_away).collect();
+        let refused = self.roster.mismatches().map(|(name, how)| format!("{name} was not let in: {how}"));
+        let farewells: Vec<String> = farewells.chain(refused).collect();
         if farewells.is_empty() {
             return Ending::Failed(reason);
         }
