@@ -27,7 +27,7 @@ SECONDS ?= 3600
 SEED ?= 1
 
 # With 1 the core has the baselines: the ways of papers that experiments compare with. Tests cover them, releases lack them.
-bench experiment test: export BASELINES ?= 1
+bench experiment lint test: export BASELINES ?= 1
 
 .PHONY: help
 help: ## this list

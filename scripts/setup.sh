@@ -4,7 +4,7 @@
 #
 # With BASELINES=1 the core also has the baselines: the ways of papers that experiments compare with. With BASELINES=0 it
 # has none. Unless it is set, the core stays as it was chosen before; at first it has none. CORE_PROFILE is cargo's profile of
-# the core: release unless it is set. With dev, cargo compiles the same libraries for the core and for Rust's tests once.
+# the core. It is not remembered: release unless it is set. With dev, the core and Rust's tests share compiled libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

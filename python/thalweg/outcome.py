@@ -1,7 +1,7 @@
-"""Rounds and iterations as JSON objects with known keys: the core's outcomes, the journal's entries, and summaries.
+"""Rounds and iterations in the form that users and records get: JSON objects with known keys.
 
-docs/reference/outcome.md, record.md and json.md explain the keys. Sizes are in bytes, times in seconds, and accuracies
-from 0 to 1.
+``apps.core_outcome`` has the form that the package itself works with. docs/reference/outcome.md, record.md and json.md
+explain the keys. Sizes are in bytes, times in seconds, and accuracies from 0 to 1.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ impl ClientMachine for DialledNeighbour<'_> {
         None
     }
 
-    /// The node's own timers are those of the links that it accepts.
+    /// The node handles its timers as a [`ServerMachine`](crate::ServerMachine), for this neighbour too.
     fn timers_due(&mut self, _now: Time) {}
 
     fn sent(&mut self, now: Time, round: u32, outcome: Result<Span, String>) {

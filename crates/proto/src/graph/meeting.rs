@@ -16,7 +16,8 @@ const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
 
 impl Node {
     /// Adds a neighbour. Returns its index, and whether the driver must now begin to dial it: the node with
-    /// the lower name dials. The actions for a neighbour that is dialled come from [`Node::poll_dial`].
+    /// the lower name dials. The actions for a neighbour that is dialled come from
+    /// [`Node::dialled`].
     /// `seed` spreads the retries of many nodes.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use crate::{Span, Time};
 /// A machine that dials. Its [`Dial`] keeps the link to the server. The machine adds a policy: what messages
 /// mean, and what follows when the link ends.
 ///
-/// The methods without a body are the policy. A driver calls the methods that report an input, and after each
-/// input [`ClientMachine::poll_action`] until there is no action.
+/// The methods of this trait call those that are marked "Policy"; a driver does not. A driver reports each input
+/// by the method for it, then calls [`ClientMachine::poll_action`] until there is no action.
 pub trait ClientMachine: Sized {
     /// The actions that only this policy asks for.
     type Wanted;

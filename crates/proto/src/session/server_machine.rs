@@ -8,8 +8,8 @@ use crate::{Span, Time};
 /// A machine that listens. Its [`Roster`] holds its links and members. The machine adds a policy: what
 /// messages mean, and what follows when a link ends.
 ///
-/// The methods without a body are the policy. A driver calls the methods that report an input, and after each
-/// input [`ServerMachine::poll_action`] until there is no action.
+/// The methods of this trait call those that are marked "Policy"; a driver does not. A driver reports each input
+/// by the method for it, then calls [`ServerMachine::poll_action`] until there is no action.
 pub trait ServerMachine: Sized {
     /// The policy's state of a member.
     type Member: Default;
@@ -135,8 +135,8 @@ pub trait ServerMachine: Sized {
         self.roster().connected()
     }
 
-    /// Members that were connected before and are not now, each with why its link ended and whether it left
-    /// for good.
+    /// Members that were connected before and are not now, and peers that were refused for their layout: each
+    /// with the reason and whether it left for good.
     fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         self.roster().departed()
     }
@@ -146,7 +146,8 @@ pub trait ServerMachine: Sized {
         self.roster().uncounted()
     }
 
-    /// Segments retransmitted so far to each member, and by each member; `None` if a transport cannot tell.
+    /// Segments retransmitted so far to each member, and by each member; `None` if a transport cannot
+    /// count them.
     fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
         self.roster_mut().resent()
     }

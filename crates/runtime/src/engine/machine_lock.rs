@@ -1,5 +1,5 @@
-//! How a driver gets at its machine. Usually the machine is in a mutex of its own. A node of a graph has one
-//! machine for all its links, and several drivers.
+//! How a driver reaches its machine. Usually the machine is in a mutex of its own. A node of a graph has one
+//! machine and several drivers; a dialer gets a view of that machine for its own link.
 
 use std::sync::Mutex;
 

@@ -1,7 +1,7 @@
 //! LTP, a loss-tolerant transport with which UniFL compares itself. Both ends are ours. It follows the
 //! description in the UniFL paper (section 2.2).
 //!
-//! The sender sends each chunk of a [transfer](Part) once, and retransmits lost chunks while time permits.
+//! The sender sends each [chunk](ChunkId) of a transfer once, and retransmits lost chunks while time permits.
 //! Each packet has its own number, and the receiver acknowledges packets by number, in any order. The sender
 //! retransmits critical chunks until they arrive. The receiver closes a transfer early, by fraction or
 //! deadline ([`Rule`]). Chunks that are missing then stay missing. Loss does not slow a sender down: its rate
@@ -21,7 +21,7 @@
 //!           sending   rate, window, loss detection                BBR, RFC 9002
 //!  Packet  <- sender -> Packet ... receiver -> Ack ... sender
 //!           arrivals  which packet numbers have come              RFC 9000, section 13.2.3
-//!           mend      symbols that are kept, blocks to rebuild
+//!           rebuilder symbols that are kept, blocks to rebuild
 //! ```
 
 mod arrivals;
