@@ -188,7 +188,7 @@ def test_else_it_waits_for_all(waiting: Callable[..., Host], first: int, job: di
 
 def test_clients_that_are_known_keep_their_places(waiting: Callable[..., Host]) -> None:
     host = waiting(2, enough=2)
-    assert host.known() == []
+    assert host.previous_clients() == []
     row: Any = {"round": 1, "clients": [{"client": "c"}, {"client": "a"}, {"client": "b"}]}
     host.record.append(row)
-    assert host.known() == ["a", "b", "c"]
+    assert host.previous_clients() == ["a", "b", "c"]

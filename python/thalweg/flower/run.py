@@ -310,9 +310,9 @@ def _look(fleet: Fleet[ProcessOrder], network: Session) -> None:
 
 
 def _end(host: Hosting, fleet: Fleet[ProcessOrder], network: Session, broker: Attached) -> None:
-    """End all processes, and record their reports and the network's tables. A RecordError here becomes a note.
+    """End all processes, and record their reports and the network's tables.
 
-    So it cannot replace the error that ended the run.
+    A RecordError becomes a note, so that it cannot replace the error that ended the run.
     """
     network.end_stress()
     fleet.release()

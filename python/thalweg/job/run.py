@@ -102,9 +102,9 @@ def _end(
     *,
     in_process: bool,
 ) -> None:
-    """End all clients, and record their reports and the network's tables. A RecordError here becomes a note.
+    """End all clients, and record their reports and the network's tables.
 
-    So it cannot replace the error that ended the job.
+    A RecordError becomes a note, so that it cannot replace the error that ended the job.
     """
     network.end_stress()
     fleet.release()
@@ -159,8 +159,8 @@ def _lost(host: Host, name: str, why: str) -> None:
 def _peaks(host: Host, fleet: Fleet[ClientOrder], names: list[str]) -> list[int | None] | None:
     """Return each client's peak memory in bytes; None if the clients share the server's process.
 
-    It is from the client's final report. A client that was killed has none: then it is the most that it reported with
-    an update.
+    The number is from the client's final report. A killed client has no such report: then the number is the largest
+    that the client reported with an update.
     """
     peaks = fleet.peaks()
     if peaks is None:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 # A user who sets this variable has chosen the threads of all programs that use OpenMP, such as PyTorch.
 CHOSEN: Final = "OMP_NUM_THREADS"
 _PART: Final = ".part-"
-# The file names of clients begin with this, in all versions of thalweg.
+# Prefix of the clients' files. It is the same in all versions of thalweg.
 _FILE: Final = "seat-"
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder() -> Path:
-    """Return the folder where clients of this user name their cores; all versions use the same one."""
+    """Return the folder with the core files of this user's clients. All versions of thalweg use the same folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "thalweg" if runtime else Path(tempfile.gettempdir()) / f"thalweg-{os.geteuid()}"
     return own / "seats"
@@ -131,7 +131,7 @@ def limit(threads: int) -> None:
 
 
 def threads_of(share: CoreShare, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
-    """Return a function for the next training's number of threads: ``threads``, or the share.
+    """Return a function that gives the number of threads for the next training: ``threads``, or the client's share.
 
     Returns None if the user has chosen the number by ``OMP_NUM_THREADS``.
     """

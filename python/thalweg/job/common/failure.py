@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 
-# The line by which a command names its record on standard error.
+# A command writes this line to standard error, so that the user knows where the record is.
 _RECORD: Final = re.compile(r"\brecord: (.+)$", re.MULTILINE)
 RUN: Final = "thalweg run"
 

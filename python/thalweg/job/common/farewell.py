@@ -10,7 +10,7 @@ from thalweg.errors import leaving
 
 
 class Leaving(Protocol):
-    """An end of a job that can leave it: the core's client or node."""
+    """A party that can leave its job: the core's client or node."""
 
     def close(self, reason: str) -> None:
         """Leave for good. Idempotent."""

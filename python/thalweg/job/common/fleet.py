@@ -1,8 +1,8 @@
 """The client processes of ``thalweg run``: ``Fleet`` starts, watches, ends and reaps them by their process ids.
 
-Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output: those
-that it sends while it works have the key ``say``, and the last is its final report. Nodes of graphs and trees run so
-too.
+Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output. The
+lines that it writes while it works have the key ``say``. The last line is its final report. Nodes of graphs and trees
+use the same protocol.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Orders:
     seed: int = 0
     # Each client's namespace and cgroup, by name. The process enters them first.
     places: Mapping[str, Place | None] = field(default_factory=dict)
-    # Each client's congestion control, where it differs from that of the options.
+    # Each client's congestion control, if it differs from the one in the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
@@ -136,7 +136,7 @@ class Fleet(Generic[AnyOrder]):
         program: str = WORKER,
         on_line: OnLine | None = None,
     ) -> None:
-        """Keep the settings; start nothing. ``on_end`` is called for each client that ends early.
+        """Store the settings; start nothing. ``on_end`` is called for each client that ends early.
 
         A client's process runs the module ``program``; a client's thread runs ``work``. With ``on_line`` a process's
         standard input stays open for ``send``, and ``on_line`` gets the lines that it writes while it works.
@@ -157,7 +157,7 @@ class Fleet(Generic[AnyOrder]):
             self.members.append(member)
             member.thread.start()
 
-    def again(self, name: str, order: AnyOrder) -> None:
+    def restart_member(self, name: str, order: AnyOrder) -> None:
         """Start a new process for a client whose process has ended.
 
         The kernel kills that process when the thread that calls this ends (PR_SET_PDEATHSIG).
@@ -187,7 +187,7 @@ class Fleet(Generic[AnyOrder]):
                 raise self.failed(member)
 
     def failed(self, member: Member) -> RoundError:
-        """Return the error for a client that ended before the first round."""
+        """Return the error to raise for a client that ended before the first round."""
         failure = (member.report and member.report.error) or Failure(str(member.failure), f"See {self._log}")
         return RoundError(f"{member.name} could not take part: {failure.cause}", failure.hint)
 
@@ -202,7 +202,7 @@ class Fleet(Generic[AnyOrder]):
         return {member.name: member.report for member in self.members if member.report}
 
     def release(self) -> None:
-        """Expect clients to end from now on: an end is no failure any more, and ``on_end`` is not called."""
+        """From now on a client that ends is no failure, and ``on_end`` is not called for it."""
         self._ending = True
 
     def stop(self, *, grace: float = END_SECONDS) -> None:
@@ -319,7 +319,7 @@ def _sweep(process: subprocess.Popen[bytes]) -> None:
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:
-    """Return how many threads a client computes with: as the plan says, else its share of the cores, at least one."""
+    """Return how many threads a client computes with: the plan's number, else its share of the cores, at least one."""
     return plan_threads or max(1, machine.cores() // clients)
 
 

@@ -1,7 +1,7 @@
 """Messages between a run and its processes: the order that a process starts with, and its final report.
 
-Each is a line of JSON. Both ends are of the same release, so an order is read without pydantic, which takes a client
-0.3 s to import.
+Each is a line of JSON. Both ends run the same release, so an order is read without pydantic, whose import would take
+each client 0.3 s.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AnyOrder_co = TypeVar("AnyOrder_co", bound="Order", covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a process reads when it starts. The orders of each program add fields of their own.
+    """What a process reads when it starts. Each program's order adds its own fields.
 
-    ``threads`` is how many threads it computes with, None for its own choice. ``place`` is what it enters before it
-    does anything else.
+    ``threads`` is how many threads it computes with; None: it chooses. ``place`` is the network namespace and cgroup
+    that it enters before it does anything else.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Order:
 
     @classmethod
     def of(cls, table: Line) -> Self:
-        """Return the order that a table stands for. Raises TypeError for unknown or missing fields."""
+        """Return the order whose fields a table has. Raises TypeError for unknown or missing fields."""
         place = table.get("place")
         return cls(**{**table, "place": None if place is None else Place(**place)})
 
@@ -47,7 +47,7 @@ class Orders(Protocol[AnyOrder_co]):
     """Makes the order of each process of a run."""
 
     def of(self, name: str, number: int) -> AnyOrder_co:
-        """Return the order of one process, the ``number``-th from 1."""
+        """Return the order of process ``number``, counted from 1."""
 
 
 # What a process does with its order; it gets a function for notes.
@@ -67,12 +67,12 @@ class Report(Usage):
     """What a process used, and why it failed, if it did. A process writes it at its end."""
 
     error: Failure | None = None
-    # The end of its log, where the run cannot read that.
+    # The last lines of its log, if the log is on a machine whose files the run cannot read.
     log: str = ""
 
     @classmethod
     def of(cls, table: Line) -> Report:
-        """Return the report that a table stands for. Raises KeyError or TypeError if it stands for none."""
+        """Return the report whose fields a table has. Raises KeyError or TypeError if the table is no report."""
         error = table.get("error")
         failure = None if error is None else Failure(**error)
         return cls(table["cpu_seconds"], table["peak_rss_bytes"], failure, table.get("log", ""))

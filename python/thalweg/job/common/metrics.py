@@ -58,7 +58,7 @@ Counters = Callable[[], Mapping[str, Workers]]
 
 @dataclass(frozen=True)
 class Counted:
-    """What the metrics count of a round. ``states``: what became of each participant's update."""
+    """The numbers of one round that the metrics add up. ``states``: what became of each participant's update."""
 
     states: Sequence[str]
     bytes_down: int | None
@@ -71,7 +71,7 @@ class Counted:
 
     @classmethod
     def of_outcome(cls, outcome: Outcome) -> Counted:
-        """Return what is counted of a round's outcome."""
+        """Return the numbers of a round from its outcome."""
         fold = outcome.fold
         return cls(
             [part.state for part in outcome.participants],
@@ -84,7 +84,7 @@ class Counted:
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Counted:
-        """Return what is counted of a round's entry in the journal, or of an iteration's."""
+        """Return the numbers of a round, or of an iteration, from its entry in the journal."""
         fold = entry.get("fold") or {}
         return cls(
             [part["state"] for part in entry["clients"]],
@@ -187,7 +187,7 @@ def exposing(
     clients: Callable[[], Sequence[str]],
     nodes: Counters = dict,
 ) -> Iterator[Callable[[Counted], None]]:
-    """Serve metrics at ``where`` if it is given; yield a function that counts a round. Raises LinkError."""
+    """Serve metrics at ``where``, unless it is None; yield a function that counts a round. Raises LinkError."""
     if where is None:
         yield lambda _done: None
         return

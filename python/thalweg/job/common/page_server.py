@@ -1,7 +1,7 @@
 """A small HTTP server for a job's metrics. Unauthenticated peers may reach it: it has one thread, and limits for all.
 
-The limits are those of a server's unauthenticated peers (``docs/explanation/security.md``). There are at most ``MOST``
-connections, and at most half of them from one address. A connection is closed ``TIMEOUT`` seconds after it was
+A server has the same limits for its unauthenticated peers (``docs/explanation/security.md``). There are at most
+``MOST`` connections, and at most half of them from one address. A connection is closed ``TIMEOUT`` seconds after it was
 accepted. A new connection is always accepted. If there are then too many, the server closes the oldest connection of
 the address that has the most.
 """
@@ -27,7 +27,7 @@ LONGEST_REQUEST: Final = 8192
 #: Maximum number of connections that the kernel queues until they are accepted; maximum number of bytes of one send.
 BACKLOG: Final = 64
 AT_ONCE: Final = 1 << 16
-#: Seconds without accepting after the process ran out of descriptors.
+#: Seconds for which no connection is accepted after the process ran out of file descriptors.
 PAUSE: Final = 0.1
 PLAIN: Final = "text/plain; charset=utf-8"
 

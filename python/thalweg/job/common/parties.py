@@ -102,7 +102,7 @@ class Payload:
         return cls(arena)
 
     def train(self, config: Table) -> tuple[int, Metrics]:
-        """Compute for as long as ``config["training"]`` says, if it says so, and leave the values as they are."""
+        """Keep the processor busy as ``config["training"]`` asks, if it has that key. The values stay as they are."""
         training = wire.part(config, "training")
         if training:
             computing.compute(training)
@@ -303,7 +303,7 @@ class Described:
 
 
 class _Ready(NamedTuple):
-    """An app with its model and data. With ``part`` the job's seed determines its random numbers."""
+    """An app with its model and data. With ``part`` the job's seed and that part determine its random numbers."""
 
     app: Any
     model: Any
@@ -312,7 +312,7 @@ class _Ready(NamedTuple):
 
 
 def known_app(plan: Plan, client: int | None) -> KnownApp:
-    """Return the app that a plan without an app of the user's own trains: that of a client, or of the server.
+    """Return the built-in app of a plan that names no app of the user's, for a client or for the server.
 
     Raises ModelError, DataError or PlanError for a setting that cannot work.
     """
@@ -345,10 +345,11 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundConfig:
-    """What the server sends with a round: all that a client needs to take part. What does not apply is left out.
+    """What the server sends with a round: all that a client needs to take part. Values that do not apply are missing.
 
-    ``names`` are the clients' names in the order of their places. With ``evaluate`` each client evaluates the model
-    that it has trained. ``app``, ``data`` and ``training`` have the keys of the plan's sections of these names.
+    ``names`` are the clients' names in the order of their places (``star.roster``). With ``evaluate`` each client
+    evaluates the model that it has trained. ``app``, ``data`` and ``training`` have the keys of the plan's sections of
+    these names.
     """
 
     round: int

@@ -1,6 +1,6 @@
-"""How many segments a job's links sent again, as the manifest keeps it.
+"""Counts the TCP segments that a job's links retransmitted, for the manifest.
 
-A total is a number only if everybody who sends has reported. Else it is None: there is no number that would be right.
+A total is None unless every sender has reported its count, because any number would be too small.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COUNT_SECONDS: Final = 2.0
 def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> Counts:
     """Return the segments that a server and its clients sent again. Call it when the last transfer is confirmed.
 
-    A direction is None if somebody cannot count or has not reported, or if a client is gone: what it sent again of its
-    last update is not known. ``absent`` returns the clients that are not connected. ``senders`` are those that sent an
+    A direction is None if a party cannot count or has not reported, or if a client has left: its count for its last
+    update is then unknown. ``absent`` returns the clients that are not connected. ``senders`` are those that sent an
     update; others need not have reported anything.
     """
     began = time.monotonic()

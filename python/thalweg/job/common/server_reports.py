@@ -1,4 +1,4 @@
-"""What a server of the core reports as JSON, as typed values. A tree's root reports in the same form."""
+"""Reads the JSON that a server of the core reports into typed values. A tree's root reports in the same form."""
 
 from __future__ import annotations
 

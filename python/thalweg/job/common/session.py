@@ -65,7 +65,7 @@ class Session:
     """A run's emulated network: at packet level with a lab, at message level with layers, or none.
 
     ``reason`` says why the emulator "auto" could not take packet level. ``congestion`` is the congestion control of
-    sockets that do not choose one. ``homes`` gives each client's node in a tree of several nodes; else it is empty.
+    sockets that do not choose one. ``homes`` has each client's node in a tree of several nodes; otherwise it is empty.
     """
 
     plan: Plan
@@ -101,9 +101,10 @@ class Session:
         return f"{scheme}://{self.address(SERVER, v6=host.startswith('['))}:{port or 0}"
 
     def listening(self, party: str) -> str:
-        """Return the URL where a node of a graph or a tree listens: on any port, at its address in the lab if any.
+        """Return the URL where a node of a graph or a tree listens, on any free port.
 
-        A plan's URL without a port is returned as it is.
+        The host is the node's address in the lab; without a lab it is the host of the plan's URL. A plan's URL without
+        a port is returned as it is.
         """
         scheme, _, authority = self.plan.url.partition("://")
         host, colon, _ = authority.rpartition(":")
@@ -114,7 +115,7 @@ class Session:
 
     @property
     def parties(self) -> list[str]:
-        """The run's parties: server, nodes of a tree and clients; on a graph ``names`` alone."""
+        """The run's parties: the server, the nodes of a tree, and the clients. On a graph they are ``names`` alone."""
         return [*self.names] if self.plan.job.graph is not None else [SERVER, *self.nodes, *self.names]
 
     @property
@@ -207,7 +208,7 @@ class Session:
             record.note(network=self._network(status))
 
     def _last_status(self) -> Status:
-        """Return the lab's status, or the last one known if the lab no longer answers; empty if there is none."""
+        """Return the lab's status; if the lab no longer answers, its last known status; empty if there is none."""
         if self.lab is None:
             return Status()
         with suppress(LabError):

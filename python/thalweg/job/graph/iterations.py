@@ -66,9 +66,9 @@ class Models:
 class Turns:
     """A node's mixing weights in each iteration.
 
-    ``by_turns`` has those of each graph of a cycle, one graph for one that stays. For a graph that is drawn anew in
-    each iteration ``drawn`` computes them. ``sends`` has the nodes to send to, in the same cycle. If it is empty, the
-    node sends to those whose models it takes.
+    ``by_turns`` has the weights for each graph of a cycle; a graph that never changes is a cycle of one. If the graph
+    is drawn anew in each iteration, ``drawn`` computes the weights. ``sends`` has the nodes to send to, in the same
+    cycle. If it is empty, the node sends to the nodes whose models it takes.
     """
 
     by_turns: Sequence[Weights] = ()
@@ -76,7 +76,7 @@ class Turns:
     sends: Sequence[Sequence[str]] = ()
 
     def at(self, iteration: int) -> Weights:
-        """Return the weights of ``iteration``, from 1."""
+        """Return the weights of ``iteration``, counted from 1."""
         if self.drawn is not None:
             return self.drawn(iteration)
         return self.by_turns[(iteration - 1) % len(self.by_turns)]
@@ -88,8 +88,8 @@ class Turns:
     def core_weights(self, iteration: int, ahead: int) -> tuple[str, str | None]:
         """Return, as JSON, the weights of ``iteration`` and a list of those of the iterations after it.
 
-        The second is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the
-        current one. Between two iterations that is one more, so the list has ``ahead`` + 1 entries.
+        The list is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the current
+        one. Between two iterations the next one counts as current, so the list has ``ahead`` + 1 entries.
         """
         then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
         return wire.encode(self.at(iteration)), None if then is None else wire.encode(then)
@@ -116,7 +116,7 @@ class Iteration:
     after: NDArray[np.float64]
 
     def line(self, clock: float) -> Finished:
-        """Return its line for the record. ``clock``: seconds to add to the node's times for those of the run."""
+        """Return its line for the record. The node's times plus ``clock`` seconds are times on the run's clock."""
         return Finished(
             number=self.number,
             report=self.report,
@@ -149,9 +149,9 @@ def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rul
 def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
     """Return the numbers from which the core computes the mixing weights of one node, by name.
 
-    These are Metropolis-Hastings weights of the neighbours. With "renormalise" the node's own weight is added, because
-    the core scales the weights of models that arrived to a sum of 1. With "paper" the core takes the neighbours'
-    degrees instead, as 1 / (1 + degree).
+    They are the Metropolis-Hastings weights of the neighbours. With "renormalise" the node's own weight is among them,
+    because the core scales the weights of the models that arrived to a sum of 1. With "paper" the core takes the
+    neighbours' degrees instead, as 1 / (1 + degree).
     """
     if rule == "paper":
         return {names[node]: 1.0 / (1 + len(exchange.hears[node])) for node in exchange.hears[place]}

@@ -11,7 +11,7 @@ from thalweg.job.common.messages import Line
 
 @dataclass(frozen=True)
 class NeighbourExchange:
-    """What a node received of a neighbour's model; the columns of ``exchanges`` in the record say what the fields mean.
+    """What a node received of a neighbour's model. The columns of ``exchanges`` in the record explain the fields.
 
     ``peer`` is the neighbour.
     """
@@ -66,7 +66,7 @@ class IterationReport:
 
     @classmethod
     def of(cls, table: Line) -> IterationReport:
-        """Return the report that a table stands for. Raises TypeError for unknown or missing fields."""
+        """Return the report whose fields a table has. Raises TypeError for unknown or missing fields."""
         return cls(**{**table, "exchanges": [NeighbourExchange(**one) for one in table["exchanges"]]})
 
     @property
@@ -115,8 +115,8 @@ class Met:
 class Finished:
     """The node has finished an iteration.
 
-    ``clock`` are the seconds to add to the node's times for those of the run. ``before`` and ``after`` are sketches of
-    the model before and after mixing, in the text form of ``thalweg.record.nodes.packed``.
+    ``clock``: seconds to add to the node's times to get times on the run's clock. ``before`` and ``after`` are sketches
+    of the model before and after mixing, in the text form of ``thalweg.record.nodes.packed``.
     """
 
     say: ClassVar[str] = "iteration"
@@ -132,7 +132,7 @@ class Finished:
 
     @classmethod
     def of(cls, table: Line) -> Finished:
-        """Return the line that a table stands for. Raises TypeError for unknown or missing fields."""
+        """Return the line whose fields a table has. Raises TypeError for unknown or missing fields."""
         evaluation = table["evaluation"]
         made = {
             "report": IterationReport.of(table["report"]),
@@ -141,7 +141,7 @@ class Finished:
         return cls(**{**table, **made})
 
     def table(self) -> dict[str, object]:
-        """Return it in the form that the record's entry is made of."""
+        """Return the table from which the record's entry is made."""
         evaluation = None if self.evaluation is None else vars(self.evaluation)
         return {**vars(self), "report": self.report.table(), "evaluation": evaluation}
 
@@ -171,7 +171,7 @@ def encode(line: NodeLine) -> dict[str, object]:
 
 
 def decode(table: Line) -> NodeLine | None:
-    """Return the line that a table stands for, None if a node writes no such line: an app may print anything.
+    """Return the line whose fields a table has; None for any other table, since an app may print anything.
 
     Raises KeyError or TypeError for unknown or missing fields.
     """

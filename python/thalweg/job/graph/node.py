@@ -72,7 +72,7 @@ class Standing:
         self.node.meet(wire.encode(dict(neighbours)), done + 1, *turns.core_weights(done + 1, self.node.ahead))
         end = None if timeout is None else time.monotonic() + timeout
         while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
-            self.tell(note)
+            self.report_events(note)
             if end is not None and time.monotonic() > end:
                 away = sorted(set(neighbours) - set(wire.plain(self.node.connected())))
                 raise LinkError(
@@ -80,10 +80,10 @@ class Standing:
                     "Start them, or see whether their addresses can be reached from here",
                 )
 
-    def tell(self, note: Note) -> None:
-        """Give ``note`` the events of the node's links since the last call."""
+    def report_events(self, note: Note) -> None:
+        """Pass the events of the node's links since the last call to ``note``."""
         for event in wire.plain(self.node.events()):
-            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # "" if it is no neighbour
+            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # the peer of a "note" is ""
 
     def iterations(
         self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
@@ -178,7 +178,7 @@ def take_part(order: NodeOrder, note: Note) -> None:
         for iteration in here.iterations(turns, order.gamma, done=done):
             here.keep(record, due, iteration.number)
             _send(iteration.line(clock))
-            here.tell(note)
+            here.report_events(note)
         _send(Done())
 
 

@@ -13,10 +13,10 @@ from thalweg.wire import Table
 class NodeOrder(Order):
     """What a node's process reads when it starts.
 
-    ``plan`` has the keys that were given, ``options`` has the core's options. ``turns`` and ``sends`` are as in
+    ``plan`` has the keys that the user set, ``options`` has the core's options. ``turns`` and ``sends`` are as in
     ``iterations.Turns``; without ``turns`` the node draws them itself. ``gamma`` is the step size of CHOCO-SGD, if the
-    job takes that. ``record`` is the record's folder, ``done`` the last finished iteration, and ``start`` the
-    checkpoint to load.
+    job uses it. ``record`` is the record's folder, ``done`` the last finished iteration, and ``start`` the checkpoint
+    to load.
     """
 
     plan: Table

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-# The command that resumes a node, in words: this process does not know the paths on its command line.
+# How to resume a node, in words: this process does not know its own command line, so it cannot show the command.
 AGAIN: Final = "the same command with"
 
 
@@ -55,9 +55,9 @@ class NodeIdentity:
 def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphResult:
     """Run a node of a plan's graph until the job is done, and return this node's part of the result.
 
-    With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are further, it rejoins
-    them as a node that had lost its links. Raises PlanError for a plan that does not say where all nodes are, LinkError
-    if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
+    With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are in a later iteration,
+    it rejoins them like a node that had lost its links. Raises PlanError for a plan that does not say where all nodes
+    are, LinkError if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
     """
     check_transport(plan, registry.transports())
     schedule, name = schedule_of(plan), identity.name
@@ -100,7 +100,7 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
                 line = iteration_line(row, plan.job.rounds)
                 record.log(line)
                 progress.note(line)
-                here.tell(progress.note)
+                here.report_events(progress.note)
             used = machine.usage()
             record.parties([party_row(name, used)])
             record.finish("complete")

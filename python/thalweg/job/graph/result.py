@@ -19,8 +19,8 @@ class GraphResult:
     """The result of a job on a graph. ``gone``: nodes that ended early, each with the reason.
 
     ``seconds`` and ``exchange_seconds`` are mean, median and standard deviation over all iterations of all nodes.
-    ``accuracy`` is the spread over the nodes' models in the last iteration with an evaluation. ``drift`` is the mean
-    over iterations; ``disagreement`` is that of the last iteration that has one.
+    ``accuracy`` has mean and standard deviation over the nodes' models in the last iteration with an evaluation.
+    ``drift`` is the mean over iterations; ``disagreement`` is the one of the last iteration that has one.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ class GraphResult:
             expected += sum(node["chunks_expected"] for node in nodes)
             sent += entry["bytes_up"]
             drifts.extend([] if entry["drift"] is None else [entry["drift"]])
-            # It is None in an iteration in which only one node took part.
+            # The disagreement is None in an iteration in which only one node took part.
             disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
             found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
             accuracy = statistics_of([one for one in found if one is not None], "mean", "std") or accuracy

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = "thalweg.job.graph.node"
 # Maximum number of times that all nodes are started again because one was killed before all were connected.
 RESTARTS: Final = 3
-# Lines of nodes that wait to be recorded; a node that says more waits.
+# Maximum number of nodes' lines in the queue to the record. A thread that adds one more blocks.
 MOST_LINES: Final = 1024
 AnyLine = TypeVar("AnyLine", bound=NodeLine)
 
@@ -175,7 +175,7 @@ class Course:
             )
 
     def _each(self, kind: type[AnyLine]) -> dict[str, AnyLine] | None:
-        """Wait until each node has sent a line ``kind``; return the lines by node.
+        """Wait until each node has sent a line of this ``kind``; return the lines by node.
 
         Returns None if a node was killed, so that all must be started again. Raises RoundError if a node failed, or if
         nodes were killed more than ``RESTARTS`` times.
@@ -294,9 +294,9 @@ def opened(plan: Plan, resume: Path | None, facts: wire.Table) -> tuple[RunRecor
 
 
 def _end(course: Course, network: Session, record: RunRecord, progress: Progress) -> None:
-    """End all nodes, and record the network's tables. A RecordError becomes a note.
+    """End all nodes, and record the network's tables.
 
-    So it cannot replace the error that ended the job.
+    A RecordError becomes a note, so that it cannot replace the error that ended the job.
     """
     network.end_stress()
     course.fleet.release()

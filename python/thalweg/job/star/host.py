@@ -100,7 +100,7 @@ def _completion_seconds(entry: Entry) -> float | None:
 
 
 def _summary_round(entry: Entry) -> SummaryRound:
-    """Return what a summary has of a journal's entry. Older journals lack some keys."""
+    """Return the fields of a journal's entry that a summary shows. Older journals lack some keys."""
     return {
         "round": entry["round"],
         "accuracy": entry.get("accuracy"),
@@ -144,8 +144,9 @@ class Host:
     def wait(self, look: Callable[[], None], lost: Callable[[], Mapping[str, str]] = dict) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise.
 
-        ``lost`` returns clients that will not come, each with why. If ``look`` lets that pass, a star goes on with the
-        others when these are here.
+        ``lost`` returns the clients that will not come, each with the reason. If ``look`` does not raise because of
+        them, a star begins once the other clients are here.
+
         A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
         have gone for good while the server was away.
         """
@@ -172,7 +173,7 @@ class Host:
         """Return whether all clients of the plan are connected but the ``missing`` ones."""
         return {*self.plan.members} <= {*missing, *self.connected()}
 
-    def known(self) -> list[str]:
+    def previous_clients(self) -> list[str]:
         """Return the clients of the last recorded round, sorted by name; none for a new record.
 
         A resumed job gives clients their places in this order, so that each keeps its part of the data.

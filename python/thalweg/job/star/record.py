@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thalweg.job.star.attendance import Attendance
     from thalweg.plan import Plan
 
-# The number of rounds to resume a record with, as long as the final number is not known.
+# The number of rounds in the plan of a resumed record, until the program says how many there will be.
 MOST: Final = 2**32 - 1
 
 

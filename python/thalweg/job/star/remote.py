@@ -1,4 +1,4 @@
-"""Jobs on several machines: ``thalweg server`` (``serve_job``) and ``thalweg client`` (``join_job``)."""
+"""Runs jobs on several machines: ``thalweg server`` (``serve_job``) and ``thalweg client`` (``join_job``)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             progress.note(f"waiting for {plan.nodes.count} nodes")
         progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
         host.wait(lambda: None)
-        roster = Roster(plan.job.clients, list(plan.hosts.clients or host.known()))
+        roster = Roster(plan.job.clients, list(plan.hosts.clients or host.previous_clients()))
         host.serve(lambda: roster.update(host.connected()))
         peak = machine.peak_rss_bytes()
         names = roster.names
@@ -124,10 +124,11 @@ def join_job(
 ) -> MemberResult:
     """Take part in a job until it is done.
 
-    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
-    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
-    its share of the cores among the clients on this machine (``thalweg.job.common.core_shares``). Raises PlanError for
-    what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
+    ``app`` is module:object or file.py:object. Without it the plan names the app, or else the server. ``tensors`` are
+    patterns of the tensors that this client sends; they override those of plan and app. The client trains with
+    ``threads`` threads; without that number, with its share of the machine's cores
+    (``thalweg.job.common.core_shares``). Raises PlanError for what is wrong on this side, LinkError or CoreError if the
+    server cannot be reached or does not let the client in.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url, name, options = entrance(membership, plan)

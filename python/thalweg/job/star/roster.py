@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class Roster:
-    """The clients' places. A client keeps its place. When all are taken, a new client gets that of an absent one."""
+    """The clients' places. A client keeps its place. When all are taken, a new client gets an absent client's place."""
 
     def __init__(self, places: int, first: Sequence[str] = ()) -> None:
-        """Give the clients ``first``, which are known beforehand, the first places in this order."""
+        """Give the first places to the clients ``first``, in this order."""
         self._places = places
         self.names = list(first)
 

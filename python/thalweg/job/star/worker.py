@@ -26,7 +26,7 @@ from thalweg.ui.explain import explain
 if TYPE_CHECKING:
     from thalweg.job.common.fleet import ClientOrder
 
-# Imports a program's work, and returns it with the kind of its orders.
+# Imports a program's work function; returns it with the class of the program's orders.
 Find: TypeAlias = Callable[[], tuple[type[AnyOrder], Work[AnyOrder]]]
 
 

@@ -69,10 +69,10 @@ class Judge:
             node.proven |= {client for client in requested if client in shown and self._holds(client, shown[client])}
         return [client for client in missing if client not in node.proven]
 
-    def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
+    def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, placed: bool) -> str | None:
         """Return why a node's part in a round is refused; None if it is accepted, and then its updates count.
 
-        ``known``: the root placed the clients at its nodes, so a node may count only those placed there.
+        ``placed``: the root placed the clients at its nodes, so a node may count only its own clients.
         """
         outcome = part.outcome
         if outcome is None:
@@ -86,7 +86,7 @@ class Judge:
         why = self._others_client(counting, node, others)
         if why is None and (unproven := self.unproven(node, counting)):
             why = f"counts {unproven[0]}, and has no proof that it was there"
-        if why is None and known and (strangers := [client for client in counting if client not in node.clients]):
+        if why is None and placed and (strangers := [client for client in counting if client not in node.clients]):
             why = f"counts {strangers[0]}, who is none of its clients"
         if why is not None:
             return f"its node {part.node} {why}"

@@ -7,26 +7,26 @@ from collections.abc import Iterable, Mapping
 
 
 class Admission:
-    """Draws clients by lot: first as many as a round wants, and later as many as are missing.
+    """Draws a round's clients at random: first as many as its goal, then as many as the updates that are still missing.
 
-    The nodes run one round for each batch of drawn clients. The top has the batch's sums before the next batch is
-    drawn. So a round never counts too many updates, and asks each client at most once.
+    The nodes run one round for each batch of drawn clients. The next batch is drawn only after the top has the sums of
+    the batch before. So a round never counts too many updates. It asks each client at most once.
     """
 
     def __init__(self, goal: int, seed: int, number: int) -> None:
-        """Begin the round of this ``number``, which wants ``goal`` updates."""
+        """Begin round ``number``, whose goal is ``goal`` updates."""
         self._goal, self._salt = goal, f"{seed}/{number}/"
         self._asked: set[str] = set()
         self._counted = 0
 
     @property
     def missing(self) -> int:
-        """How many updates the round still wants."""
+        """How many updates the round still lacks."""
         return self._goal - self._counted
 
-    def draw(self, there: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-        """Return the clients drawn to take part now, by node. ``there`` has the connected clients of each node."""
-        at = {client: node for node, clients in there.items() for client in clients if client not in self._asked}
+    def draw(self, connected: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """Return the clients drawn to take part now, by node. ``connected`` has the clients of each node."""
+        at = {client: node for node, clients in connected.items() for client in clients if client not in self._asked}
         drawn: dict[str, list[str]] = {}
         for client in sorted(at, key=self._lot)[: self.missing]:
             drawn.setdefault(at[client], []).append(client)
@@ -34,7 +34,7 @@ class Admission:
         return drawn
 
     def counted(self, updates: int) -> None:
-        """Note that the top has counted this many more updates."""
+        """Add to the number of updates that the top has counted."""
         self._counted += updates
 
     def may_draw(self, clients: Iterable[str]) -> bool:

@@ -41,7 +41,7 @@ SIGNIFICANT: Final = 1.5
 # Factor from one rate to the next, and the first rate as a share of the median rate of the bursts.
 GROWTH: Final = 1.35
 FIRST: Final = 0.1
-# Rounds per step, rounds in which all clients send at once, and most clients if the user gives no number.
+# Rounds per step; rounds in which all clients send at once; and the maximum number of clients, unless the user sets it.
 ROUNDS: Final = 5
 BURSTS: Final = 5
 CLIENTS: Final = 16
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What a client is told of a round: when it begins, on the machine's clock, and the seconds between two clients."""
+    """A round's times for the clients: when it begins, on the machine's clock, and the seconds between two clients."""
 
     begin: float
     gap: float
@@ -115,7 +115,7 @@ class Bench:
     def round(self, gap: float) -> tuple[Step, float]:
         """Run a round in which clients start to send ``gap`` seconds apart; return the step, and the round's seconds.
 
-        The seconds are from the first byte sent until the last fold has ended.
+        The seconds count from the first byte sent to the end of the last fold.
         """
         begin = time.monotonic() + 0.01
         config = wire.encode(RoundTimes(begin, gap))
@@ -221,7 +221,7 @@ def _knee(steps: Sequence[Step]) -> Knee:
 
 
 def _folded(folds: Sequence[WorkSpan], clients: int) -> float:
-    """Return the mean time at which an update was in the sums.
+    """Return the mean, over all updates, of the time at which an update was in the sums.
 
     If each worker folds its own range of every update, it is the mean of the slowest worker.
     """
@@ -266,7 +266,7 @@ def _share(plan: Plan) -> float:
 
 
 def _clients(plan: Plan, size: int) -> int:
-    """Return how many clients send: as the plan says, else as many as the memory allows, at most ``CLIENTS``.
+    """Return how many clients send: the plan's number, or else as many as the memory allows, at most ``CLIENTS``.
 
     A client takes memory for three updates: its own, and two places in the pool.
     """

@@ -1,4 +1,4 @@
-"""A node that is the top for a round takes the sums of the others; any node can be, so each has both ends."""
+"""A round's top is one of the nodes: it takes the sums of the others. Each node can both send and take sums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SumsExchange(Protocol):
         """Carry out a request of the root. Raises CoreError or RoundError if the node cannot."""
 
     def begin(self, *, kept: bool) -> None:
-        """Begin a round: if ``kept``, with the model that the last round left here, else with one from the root."""
+        """Begin a round. If ``kept``, this node already has the round's model; else the root has sent it."""
 
 
 class GatheringTop:
@@ -41,7 +41,7 @@ class GatheringTop:
     def __init__(self, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
         self._model, self._sums = model, sums
         self._top = _core.Top(model, wire.encode(top))
-        self.others = link(lambda *_: given(self._sums(None)))
+        self.others = link(lambda *_: sums_answer(self._sums(None)))
 
     def begin(self, *, kept: bool) -> None:
         """Begin a round; there is nothing to do."""
@@ -71,13 +71,13 @@ class GatheringTop:
         return answers.Refusable()
 
     def _take(self, name: str, statement: Statement) -> answers.Taken:
-        """Add another node's sums if they fit ``statement``; the answer says why they were refused, if they were."""
+        """Add another node's sums if they fit ``statement``. If they do not, the answer has the reason."""
         (reply,) = self.others.ask(SumsWanted(), [name])
         why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
         return answers.Taken(between=reply.between, refused=why)
 
 
-def given(sums: Sums | None) -> Answer:
+def sums_answer(sums: Sums | None) -> Answer:
     """Return the answer that carries sums. Raises RoundError if there are none."""
     if sums is None:
         raise RoundError("it has no sums", "See the record's log.txt")
@@ -85,7 +85,7 @@ def given(sums: Sums | None) -> Answer:
 
 
 def taken(top: _core.Top, head: bytes, cells: _core.Arena | None, statement: Statement) -> str | None:
-    """Add another node's sums to the top's; return why they were refused, None if they were not."""
+    """Add another node's sums to the top's sums; return the reason if they were refused, else None."""
     if cells is None:
         return "it has no sums"
     try:
@@ -96,7 +96,7 @@ def taken(top: _core.Top, head: bytes, cells: _core.Arena | None, statement: Sta
 
 
 def statement_of(claim: Sequence[Any]) -> Statement:
-    """Return a statement about sums from its form in JSON."""
+    """Return the statement about sums that a list in JSON stands for."""
     updates, weight, whole = claim
     return Statement(int(updates), float(weight), bool(whole))
 

@@ -1,6 +1,6 @@
 """The requests between the root of a tree and its nodes, and between nodes; ``thalweg.trees.answers`` has the answers.
 
-On the way each is a JSON object with the fields by name. A field whose default is None is left out while it is None.
+On the wire each is a JSON object with the fields by name. A field whose default is None is left out while it is None.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Request(Message, Generic[AnyAnswer]):
-    """A request of the root to a node, named ``do`` on the way. ``form`` is the kind of its answer."""
+    """A request of the root to a node. ``do`` is its name on the wire, ``form`` is the class of its answer."""
 
     do: ClassVar[str]
     form: ClassVar[type[answers.Form]]
@@ -62,7 +62,7 @@ class TopOptions(Message):
 
 @dataclass(frozen=True)
 class Open(Request[answers.Opened]):
-    """Listen for clients, with the options of the core's server; ``listen`` is where the node did before."""
+    """Listen for clients, with the options of the core's server. ``listen`` is where the node listened before."""
 
     do: ClassVar[str] = "open"
     form: ClassVar[type[answers.Form]] = answers.Opened
@@ -80,7 +80,7 @@ class Open(Request[answers.Opened]):
 
 @dataclass(frozen=True)
 class Wait(Request[answers.State]):
-    """Wait until the node's clients are there, at most so long."""
+    """Wait at most ``seconds`` until the node's clients are connected."""
 
     do: ClassVar[str] = "wait"
     form: ClassVar[type[answers.Form]] = answers.State
@@ -91,7 +91,8 @@ class Wait(Request[answers.State]):
 class Round(Request[answers.Round]):
     """Run a round.
 
-    ``kept``: the model of the last one stays. ``only`` has the clients that take part, by node; without it all do.
+    ``kept``: the nodes keep the last round's model, so none is sent. ``only`` has the clients that take part, by node;
+    without it all take part.
     """
 
     do: ClassVar[str] = "round"
@@ -104,7 +105,7 @@ class Round(Request[answers.Round]):
 
 @dataclass(frozen=True)
 class Resent(Request[answers.Resent]):
-    """Count what was sent again, when the rounds are over."""
+    """Return how many TCP segments were retransmitted. The root asks when the rounds are over."""
 
     do: ClassVar[str] = "resent"
     form: ClassVar[type[answers.Form]] = answers.Resent
@@ -112,7 +113,7 @@ class Resent(Request[answers.Resent]):
 
 @dataclass(frozen=True)
 class Proofs(Request[answers.Proofs]):
-    """Return the proofs that these clients have shown."""
+    """Return the proofs that these clients have shown to the node."""
 
     do: ClassVar[str] = "proofs"
     form: ClassVar[type[answers.Form]] = answers.Proofs
@@ -169,7 +170,7 @@ class ForgetNode(Request[answers.Nothing]):
 
 @dataclass(frozen=True)
 class BecomeTop(Request[answers.Refusable]):
-    """Be the top of this round, beginning with one's own sums, of which ``claim`` is what the root knows."""
+    """Become the top of this round, beginning with the node's own sums. ``claim``: what the root knows of these."""
 
     do: ClassVar[str] = "lead"
     form: ClassVar[type[answers.Form]] = answers.Refusable
@@ -178,7 +179,7 @@ class BecomeTop(Request[answers.Refusable]):
 
 @dataclass(frozen=True)
 class SendSums(Request[answers.Nothing]):
-    """Let the node at this address take the sums of one's own rounds."""
+    """Let the node at this address take the sums of this node's rounds."""
 
     do: ClassVar[str] = "give"
     form: ClassVar[type[answers.Form]] = answers.Nothing
@@ -197,7 +198,7 @@ class ReceiveSums(Request[answers.Taken]):
 
 @dataclass(frozen=True)
 class ComputeMean(Request[answers.Mean]):
-    """Take the mean of all sums that the node has."""
+    """Compute the mean of all sums that the node has."""
 
     do: ClassVar[str] = "finish"
     form: ClassVar[type[answers.Form]] = answers.Mean
@@ -205,7 +206,7 @@ class ComputeMean(Request[answers.Mean]):
 
 @dataclass(frozen=True)
 class FoldPart(Request[answers.Shared]):
-    """Take the sums of one's part of the bytes from all others."""
+    """Take the sums of this node's part of the bytes from all other nodes."""
 
     do: ClassVar[str] = "share"
     form: ClassVar[type[answers.Form]] = answers.Shared
@@ -217,7 +218,7 @@ class FoldPart(Request[answers.Shared]):
 
 @dataclass(frozen=True)
 class ComputePart(Request[answers.Mean]):
-    """Take the mean of one's part, and send it to these nodes."""
+    """Compute the mean of this node's part, and send it to these nodes."""
 
     do: ClassVar[str] = "settle"
     form: ClassVar[type[answers.Form]] = answers.Mean
@@ -226,7 +227,7 @@ class ComputePart(Request[answers.Mean]):
 
 @dataclass(frozen=True)
 class ConfirmParts(Request[answers.Delivered]):
-    """Wait until all others have one's part of the mean."""
+    """Wait until all other nodes have this node's part of the mean."""
 
     do: ClassVar[str] = "told"
     form: ClassVar[type[answers.Form]] = answers.Delivered
@@ -234,14 +235,14 @@ class ConfirmParts(Request[answers.Delivered]):
 
 @dataclass(frozen=True)
 class SumsWanted(Message):
-    """A node's request to another: the sums of these bytes; of all bytes without ``sums``."""
+    """A node's request to another node: send your sums of the bytes ``sums``, or of all bytes without it."""
 
     sums: Bytes | None = None
 
 
 @dataclass(frozen=True)
 class MeanPart(Message):
-    """A node's request to another: to take the mean of these bytes, which comes with it, of this turn."""
+    """A node's request to another node: keep the mean of these bytes, which comes with the request, for this turn."""
 
     mean: Bytes
     turn: int
@@ -270,7 +271,7 @@ _KINDS: Final[Mapping[str, type[Request[Any]]]] = {
 
 
 def decode(table: Table) -> Request[Any] | None:
-    """Return the root's request that a table stands for, None if there is none of this name.
+    """Return the root's request whose fields a table has; None if no request has its name.
 
     Raises KeyError or TypeError for missing fields.
     """

@@ -5,23 +5,24 @@
 
 | task | the node | and answers |
 |---|---|---|
-| ``open`` | listens for clients, as the options say, for a model of this layout | where it listens |
-| ``wait`` | waits until its clients are there, at most so long | who is there |
+| ``open`` | listens for clients with these options, for a model of this layout | where it listens |
+| ``wait`` | waits until its clients are connected, but not longer than asked | which clients are connected |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
-| ``resent`` | counts what was sent again, when the rounds are over | how many segments |
-| ``proofs`` | is asked who its clients are | the proofs that they have shown it |
+| ``resent`` | counts retransmitted segments, when the rounds are over | how many segments |
+| ``proofs`` | looks up the proofs that its clients have shown | these proofs |
 | ``forget`` | waits no more for a client | nothing |
-| ``homes`` | knows where clients belong, and sends those there that are at the wrong node | nothing |
+| ``homes`` | learns at which node each client belongs, and redirects clients that are at the wrong node | nothing |
 | ``gone`` | waits no more for another node | nothing |
 | ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
 | ``give`` | lets the node at an address take the sums of its own rounds | nothing |
 | ``take`` | takes the sums of another node | nothing, or why they were refused |
-| ``finish`` | takes the mean of all it has | what the fold says, and the model |
-| ``share`` | takes the sums of its part of the bytes from all others | whose were refused |
-| ``settle`` | takes the mean of its part, and sends it to all others | what the fold says, and its part of the model |
-| ``told`` | waits until all others have that | who has it |
+| ``finish`` | computes the mean of all sums that it has | the fold's report, and the model |
+| ``share`` | takes the sums of its part of the bytes from all other nodes | the nodes whose sums were refused |
+| ``settle`` | computes the mean of its part, and sends it to all others | the fold's report, and its part of the model
+|
+| ``told`` | waits until all other nodes have its part of the mean | the nodes that have it |
 
-With ``round`` no model comes if the nodes have all of it from each other (``kept``).
+A ``round`` with ``kept`` brings no model, because the nodes have sent all parts of it to each other.
 
 A node that was started anew answers ``{"unopened": true}`` until it is opened.
 """
@@ -86,12 +87,13 @@ class Gateway:
         self._exchange: SumsExchange | None = None
         self._model: _core.Arena | None = None
         self._expected = order.clients
-        # The node of each client; the clients that were drawn for the round; and for each one that was not, the round.
+        # The node of each client; the clients drawn for the round; and for each client that was not drawn, the round's
+        # number.
         self._homes = placement.ClientHomes()
         self._drawn: frozenset[str] = frozenset()
         self._undrawn: dict[str, int] = {}
         self._rounds = 0
-        # Clients that sent an update; and whether this process has counted all retransmissions since the job began.
+        # Clients that sent an update; and whether this process has counted retransmissions since the job began.
         self._senders: set[str] = set()
         self._counts_all = True
         self._count: Callable[[core_outcome.Outcome], None] = lambda _outcome: None
@@ -188,7 +190,7 @@ class Gateway:
         return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
 
     def _placed(self) -> str:
-        """Return, as JSON, where clients belong. It keeps clients that were not drawn out of this round."""
+        """Return, as JSON, where clients belong. Clients that were not drawn are kept out of this round."""
         # A drawn client may take part at once: no node has asked it in this round.
         after = {**self._homes.after, **self._undrawn}
         kept = {client: last for client, last in after.items() if client not in self._drawn}

@@ -32,8 +32,9 @@ class ClientHomes:
         return {key: value for key, value in vars(self).items() if key != "own"}
 
 
-# Decides where the clients of a lost node go. Its arguments are the lost node's name, that node's clients, and the
-# number of clients of each remaining node. It returns the node of each client, and reasons. A client may get no node.
+# A function that decides where the clients of a lost node go. Its arguments are the lost node's name, that node's
+# clients, and the number of clients of each remaining node. It returns the new node of each client, and the reasons. A
+# client may get no node.
 Placing = Callable[[str, Sequence[str], Mapping[str, int]], tuple[dict[str, str], Sequence[str]]]
 
 

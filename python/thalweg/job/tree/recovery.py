@@ -19,7 +19,7 @@ CLIENT_SECONDS: Final = 10.0
 
 
 class Root(Protocol):
-    """The parts of the root that bringing a node back needs."""
+    """The root's methods that ``NodeRecovery`` calls."""
 
     def is_connected(self, node: Node, seconds: float) -> bool:
         """Return whether a node is connected, after waiting for it at most ``seconds``."""
@@ -40,7 +40,7 @@ class Root(Protocol):
         """Wait at most ``seconds`` until the clients of these nodes are connected."""
 
     def note(self, text: str) -> None:
-        """Add a line to the notes about what happened."""
+        """Add a line to the root's notes."""
 
 
 class NodeRecovery:

@@ -17,7 +17,7 @@ Received: TypeAlias = "tuple[str, str, str | None, bytes, float, float, _core.Ar
 
 @dataclass(frozen=True)
 class Reply:
-    """A member's answer. If ``head`` is None there is none, and ``reason`` says why. ``between`` are its transfers.
+    """A member's answer. If it gave none, ``head`` is None and ``reason`` says why. ``between`` are its transfers.
 
     ``head`` is the text of an object of bounded JSON, which ``Message.read`` reads. ``is_unopened``: the member was not
     opened yet. ``is_senseless``: the member answered, but its head was no such object.

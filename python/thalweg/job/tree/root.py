@@ -45,7 +45,7 @@ SLACK: Final = 1 << 20
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """Those of a server's options that the root follows itself."""
+    """The server's options that the root itself needs."""
 
     enough: int = 1
     seed: int = 0
@@ -522,7 +522,7 @@ class Tree:
         answer = received.head
         part.outcome, part.shift, part.first = answer.outcome, answer.zero - self._zero, answer.first
         part.reason = answer.outcome.failure or ""
-        why = self._judge.why_not(part, received.node, self._number, self._nodes, known=bool(self.placed.clients))
+        why = self._judge.why_not(part, received.node, self._number, self._nodes, placed=bool(self.placed.clients))
         if why is None and self._choose is not None and {one.client for one in part.counting} - set(part.clients):
             why = f"its node {part.node} counted clients that were not drawn"
         if why is not None:
@@ -540,7 +540,7 @@ class Tree:
         yield from self._ask(request, nodes, None)
 
     def note(self, text: str) -> None:
-        """Say what happened."""
+        """Add a line to the notes."""
         with self._lock:
             self._notes.append(text)
 

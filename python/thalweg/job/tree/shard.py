@@ -21,7 +21,7 @@ import numpy as np
 
 from thalweg import _core, wire
 from thalweg.errors import RoundError
-from thalweg.job.tree.first_finished import Link, SumsOf, given, not_understood, statement_of, taken
+from thalweg.job.tree.first_finished import Link, SumsOf, not_understood, statement_of, sums_answer, taken
 from thalweg.job.tree.messages import Bytes, ComputePart, ConfirmParts, FoldPart, MeanPart, Request, SumsWanted
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
@@ -38,7 +38,8 @@ class ShardTop:
         self._name, self._model, self._options, self._sums = name, model, wire.encode(top), sums
         self._top: _core.Top | None = None
         self._part: Bytes | None = None
-        # This node's part of the model before the mean, and other nodes' parts of the mean. Both until the round ends.
+        # Kept until the round ends: this node's part of the model before the mean, and the other nodes' parts of the
+        # mean.
         self._before: np.ndarray[Any, Any] | None = None
         self._means: dict[Bytes, _core.Arena] = {}
         self._turn = 0
@@ -129,7 +130,7 @@ class ShardTop:
         wanted = SumsWanted.of(head).sums
         if wanted is not None:
             start, end = wanted
-            return given(self._sums((int(start), int(end))))
+            return sums_answer(self._sums((int(start), int(end))))
         sent = MeanPart.of(head)
         start, end = sent.mean
         if tensors is None or not 0 <= start <= end <= len(self._model) or len(tensors) < end - start:

@@ -85,7 +85,7 @@ class Local(Fleet[NodeOrder]):
             return False
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
-        self.again(name, self._orders[name])
+        self.restart_member(name, self._orders[name])
         return True
 
     def is_over(self, name: str) -> bool:
