@@ -1,8 +1,8 @@
 """Which nodes exchange models in decentralized learning: graphs by name, their schedule, and mixing weights.
 
 ``words`` reads ``3-regular`` or ``file:PATH``, ``making`` draws a graph, ``edges`` reads DecentralizePy's files,
-``schedule`` says who sends to whom in which iteration, ``mixing`` with what weight, ``measures`` what that does to
-the models, and ``reference`` is D-PSGD in plain NumPy for tests. networkx is imported when a graph is drawn.
+``schedule`` says who sends to whom in which iteration, ``mixing`` with what weight, ``measures`` computes what mixing
+does to the models, and ``reference`` is D-PSGD in plain NumPy for tests. networkx is imported when a graph is drawn.
 """
 
 from __future__ import annotations

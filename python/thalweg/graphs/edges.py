@@ -1,6 +1,6 @@
 """DecentralizePy's edge files: a line with the number of nodes, then a line ``a b`` an edge, nodes from 0.
 
-DecentralizePy writes each edge once in each direction. A file that has it once in all is read as well.
+DecentralizePy writes each edge twice, once in each direction. A file that has each edge only once is accepted too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LARGEST_FILE: Final = 64 << 20
 def read(path: Path, nodes: int) -> Graph:
     """Read a connected graph of ``nodes`` nodes.
 
-    Raises PlanError that names the line for a loop, an edge twice in one direction, an unknown node, another number of
-    nodes, or a graph in several parts.
+    Raises PlanError, which names the line, for a loop, an edge that is twice there in one direction, an unknown node,
+    another number of nodes, or a graph that is not connected.
     """
     lines = _lines(path)
     told = lines[0].strip() if lines else ""

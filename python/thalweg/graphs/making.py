@@ -14,7 +14,7 @@ from thalweg.graphs.words import Word
 
 # Maximum number of edges. Making a graph of this size takes some hundred megabytes.
 MOST_EDGES: Final = 1_000_000
-# Maximum number of draws until a graph is connected. About every fourth 2-regular graph of 100 nodes is connected.
+# Maximum number of draws in search of a connected graph. About every fourth 2-regular graph of 100 nodes is connected.
 DRAWS: Final = 1_000
 
 
@@ -61,7 +61,7 @@ def expected_edges(word: Word, nodes: int) -> float:
 
 
 def offsets(nodes: int) -> list[int]:
-    """Return the powers of two below ``nodes``: how far an exponential graph's edges reach."""
+    """Return the powers of two below ``nodes``. In an exponential graph, nodes at these distances are linked."""
     return [1 << power for power in range((nodes - 1).bit_length())]
 
 

@@ -1,8 +1,8 @@
-"""What mixing does to the models of all nodes, from a sketch of each, so that no model has to travel for it.
+"""Measures what mixing does to the models of all nodes. It uses a small sketch of each model, so that no model is sent.
 
-The sketch is a count sketch (Charikar, Chen and Farach-Colton 2002): value i, times a random sign, is added to place
-i mod 64. It is linear, so the sketch of a mean is the mean of sketches, and its squared norm is that of the model on
-average: for 64 places the norm is right to about a tenth.
+The sketch is a count sketch (Charikar, Chen and Farach-Colton 2002): value i, times a random sign, is added to entry i
+mod 64. It is linear, so the sketch of a mean is the mean of the sketches. The expectation of its squared norm is the
+model's squared norm; with 64 entries the norm has an error of about a tenth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLACES: Final = 64
-# Values sketched at a time, which bounds the signs and products in memory.
+# Number of values sketched at a time. It limits the memory for signs and products.
 BLOCK: Final = 1 << 16
 # Element types whose values count: integers, such as counters, are not averaged.
 FLOATS: Final = ("F64", "F32", "F16")
@@ -45,7 +45,8 @@ def floats(tensors: Mapping[str, NDArray[Any]], kinds: Mapping[str, str]) -> lis
 def drift(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     """Return by how much mixing moved the mean of all models, as a fraction of that mean's norm.
 
-    Both have shape (nodes, k): models, or their sketches. Weights whose columns sum to 1 move it by rounding alone.
+    Both arrays have shape (nodes, k): models, or their sketches. If each column of the weights sums to 1, only rounding
+    moves the mean.
     """
     import numpy as np
 

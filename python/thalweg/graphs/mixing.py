@@ -1,6 +1,6 @@
 """The weights with which a node mixes its neighbours' models, and how fast mixing makes all models equal.
 
-In all matrices row i has the weights with which node i takes the models of all nodes, its own at place i.
+In all matrices, row i has the weights with which node i mixes the models of all nodes; entry (i, i) is that of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_NODES: Final = 1_024
 def metropolis(exchange: Exchange) -> Matrix:
     """Return the Metropolis-Hastings weights by static degrees: w_ij = 1 / (1 + max(d_i, d_j)), shape (n, n).
 
-    The degree is the number of nodes that a node hears in this iteration. Rows sum to 1. Where exchanges are mutual,
-    or all degrees are equal, so do columns.
+    The degree is the number of nodes from which a node receives in this iteration. Rows sum to 1. Columns do too if
+    exchanges are mutual or all degrees are equal.
     """
     import numpy as np
 
@@ -40,7 +40,7 @@ def metropolis(exchange: Exchange) -> Matrix:
 
 
 def metropolis_row(exchange: Exchange, node: int) -> dict[int, float]:
-    """Return a node's weights: of each neighbour from which it receives, and as its own weight the rest to 1."""
+    """Return a node's weights: one for each neighbour from which it receives, and its own, so that they sum to 1."""
     sources = exchange.hears[node]
     found = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
     return {**found, node: 1.0 - sum(found.values())}
@@ -52,10 +52,10 @@ def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> M
     ``delivered[i, j, k]``: whether chunk k of node j reached node i; where nothing is sent it has no meaning.
 
     - ``metropolis``: the own chunk stands in for a missing one (udp-dpsgd, algorithm 9).
-    - ``paper``: the same, with w_ij = 1 / (1 + max(d_j, heard)); ``heard`` counts the neighbours of which any chunk
-      came (udp-dpsgd, algorithm 8 and section 3.5.2).
-    - ``renormalise``: the weights of what came, and the own one, are scaled to a sum of 1.
-    - ``symmetric``: as metropolis, of the chunks that arrived in both directions.
+    - ``paper``: the same, with w_ij = 1 / (1 + max(d_j, heard)); ``heard`` counts the neighbours from which any chunk
+      arrived (udp-dpsgd, algorithm 8 and section 3.5.2).
+    - ``renormalise``: the weights of the chunks that arrived, and of the own chunk, are scaled to a sum of 1.
+    - ``symmetric``: as metropolis, but only with chunks that arrived in both directions.
     """
     import numpy as np
 
@@ -73,11 +73,11 @@ def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> M
 
 
 def gap(schedule: Schedule) -> float | None:
-    """Return the spectral gap of lossless Metropolis-Hastings mixing, 0 (models never meet) to 1 (they do at once).
+    """Return the spectral gap of lossless Metropolis-Hastings mixing: 0 if models never become equal, 1 if at once.
 
-    For one graph it is 1 - |second largest eigenvalue| of the weights. Where iterations differ it is the same of what
-    they come to on average: 1 - |P - 1/n| ^ (1/T) for the product P of T iterations' weights, in the spectral norm.
-    None above MOST_NODES.
+    For one graph it is 1 - |second largest eigenvalue| of the weights. If iterations differ, it is the average per
+    iteration: 1 - |P - 1/n| ^ (1/T), with the product P of the weights of T iterations and the spectral norm. None
+    above MOST_NODES.
     """
     import numpy as np
 
@@ -93,7 +93,7 @@ def gap(schedule: Schedule) -> float | None:
     for iteration in range(1, period + 1):
         product = metropolis(schedule.at(iteration)) @ product
     left = float(np.linalg.norm(product - mean, ord=2))
-    # A difference by rounding is no deviation.
+    # Differences that rounding explains count as 0.
     left = 0.0 if left < nodes * np.finfo(np.float64).eps else left
     return float(np.clip(1.0 - left ** (1.0 / period), 0.0, 1.0))
 

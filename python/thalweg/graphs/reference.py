@@ -53,8 +53,8 @@ def dpsgd(
 ) -> Iterator[Step]:
     """Yield iterations: each node trains, sends to its neighbours, and mixes received models (Lian et al. 2017).
 
-    ``models``, float64 of shape (nodes, chunks, width), are where they begin. Without ``train`` they only mix, without
-    ``delivered`` everything arrives.
+    ``models``, float64 of shape (nodes, chunks, width), are the initial models. Without ``train`` nodes only mix.
+    Without ``delivered`` all chunks arrive.
     """
     import numpy as np
 

@@ -73,7 +73,7 @@ class Schedule:
         return self._drawn(iteration) if self.word.dynamic else self._first
 
     def _one_peer(self, iteration: int) -> Exchange:
-        """Each node sends to one node: in turn to that 1, 2, 4, ... places on (one-peer exponential graph)."""
+        """Each node sends to one node: to the one 1, 2, 4, ... places after it, a new distance in each iteration."""
         steps = making.offsets(self.nodes)
         step = steps[(iteration - 1) % len(steps)]
         return Exchange(tuple(((node + step) % self.nodes,) for node in range(self.nodes)))

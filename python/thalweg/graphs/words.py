@@ -1,4 +1,4 @@
-"""The words of a plan for a graph, as ``3-regular``, ``small-world:4,0.1`` or ``random:0.3,dynamic``."""
+"""Parses the name of a graph in a plan, such as ``3-regular``, ``small-world:4,0.1`` or ``random:0.3,dynamic``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Word:
 
 
 def parse(text: str) -> Word:
-    """Read a graph's words. Raises PlanError for anything that FORMS does not list."""
+    """Parse the name of a graph. Raises PlanError for anything that FORMS does not list."""
     if text.startswith("file:"):
-        # The words end in ",dynamic" only if the graph is drawn: the path of a file may end so too.
+        # Only drawn graphs have the suffix ",dynamic". The path of a file may end like that by chance.
         return Word(text, "file", path=_path(text))
     word = _plain(text, text.removesuffix(DYNAMIC), dynamic=text.endswith(DYNAMIC))
     if word.dynamic and word.kind not in DRAWN:

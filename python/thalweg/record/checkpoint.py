@@ -1,7 +1,7 @@
 """Checkpoints: the global model as a safetensors file, written from the arena without a copy of it.
 
 A new checkpoint is written to a file beside the old one, synced to the disk, and renamed over the old one. So the old
-one stays whole until the new one is.
+one stays until the new one is complete.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class _Copy:
 
 
 class CheckpointWriter:
-    """Writes checkpoints one after the other. While it writes one, only the newest of the later ones waits.
+    """Writes checkpoints one after the other. While it writes one, it keeps only the newest of those that follow.
 
-    So it needs two copies of the model, however slow the storage is.
+    So it never needs more than two copies of the model, however slow the storage is.
     """
 
     def __init__(self, store: stores.Store) -> None:
@@ -56,7 +56,7 @@ class CheckpointWriter:
     def put(self, number: int, tensors: Sequence[Tensor], arena: Buffer) -> None:
         """Copy the model in ``arena`` and write the copy in the background.
 
-        It replaces a checkpoint that still waits.
+        A checkpoint that has not been begun yet is dropped for it.
         """
         with self._changed:
             replaced, self._waiting = self._waiting, None

@@ -1,7 +1,7 @@
 """Columns of a record's tables, and the conversion of Python's values to Arrow arrays.
 
-This module exists because ``pyarrow.array`` and ``Table.from_pylist`` import pandas if it is installed. That costs 50
-MB and half a second at the end of each run.
+This module makes arrays itself, because ``pyarrow.array`` and ``Table.from_pylist`` import pandas if it is installed.
+That import costs 50 MB and half a second at the end of each run.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from thalweg.ui import strict_json
 def export_all(records: Sequence[Record], form: str, output: Path | None = None) -> list[Path]:
     """Write records as ``export`` does.
 
-    If there are several, ``output`` is a folder with one part for each, by its name.
+    For several records ``output`` is a folder, with one file or folder for each record.
 
     Raises what ``export`` raises, and PlanError for two records of the same name.
     """
@@ -87,9 +87,9 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     """Write the pickle that FedComm's own code writes, with its keys, for scripts that read it.
 
     Accuracy is in percent. FedComm section III.C step 8 promises retransmissions, but FedComm's code does not write
-    them. Here they are the sum over all senders in each round, or None if no sender counts them. A count that arrives
-    after the end of its round is in a later round. One that arrives after the last round is in none; ``resent`` in the
-    manifest has the total.
+    them. Here each round has their sum over all senders, or None if no sender counts them. A sender's count that
+    arrives after its round has ended is added to a later round. A count that arrives after the last round is in no
+    round; ``resent`` in the manifest has the total.
     """
     columns: dict[str, Callable[[Entry], float | None]] = {
         "training_time": lambda entry: _or(entry.get("fedcomm_seconds"), entry["seconds"]),

@@ -51,7 +51,8 @@ LOG: Final = "log.txt"
 CHECKPOINT: Final = "checkpoint.safetensors"
 # Key of the manifest: the iteration of the checkpoint of a job on a graph.
 MARKED: Final = "checkpoint_iteration"
-# Size of the longest journal whose tables are still written while a signal ends the command: about two seconds' work.
+# While a signal ends the command, tables are written only if the journal has at most this many bytes: two seconds'
+# work.
 HURRIED_BYTES: Final = 4 << 20
 # Maximum length of a line of the log, in bytes: an error may name many clients.
 LONGEST_LINE: Final = 16_384
@@ -322,7 +323,7 @@ def _store(plan: Plan, path: Path) -> stores.Store | None:
 
 def _folder_name(plan: Plan) -> str:
     date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    # For an app in a file, the name of the file and the object are enough.
+    # An app in a file is compared by the names of its file and its object, not by the file's path.
     model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.label.rpartition("/")[2])
     return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
 

@@ -77,7 +77,7 @@ def unpacked(text: str) -> NDArray[np.float64]:
 
 
 def _node(line: Row) -> NodeEntry:
-    """Return the part of a node's line that is stored: lists of its report as counts, times on the run's clock."""
+    """Return the part of a node's line that is stored: numbers in place of lists, and times on the run's clock."""
     report = line["report"]
     shift = line["clock"]
     begin, ready, mixed = (report[f"{name}_at"] + shift for name in ("begin", "ready", "mixed"))

@@ -1,8 +1,8 @@
-"""Checkpoints of a job on a graph: the model of each node after an iteration that all nodes had reached.
+"""Checkpoints of a job on a graph: the model of each node after the same iteration.
 
 Nodes write their models themselves, into ``nodes/PLACE-ITERATION.safetensors`` of the record. When all nodes that still
 work have passed an iteration, the process that writes the record marks it in the manifest and removes older files. So
-there is always one whole set, even after a crash.
+even after a crash the folder has the models of all nodes for the marked iteration.
 
 A node may skip iterations. If it has no model of the marked iteration, its first model after that is used instead.
 """
@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"(\d+)-(\d+)\.safetensors")
 
 
 class Due:
-    """Decides which models are checkpoints: those after every ``every`` iterations, and the last."""
+    """Decides which models are checkpoints: the model after every ``every``-th iteration, and the last one."""
 
     def __init__(self, every: int, rounds: int, *, done: int = 0) -> None:
         """Save models of every ``every``-th iteration (0: none) of ``rounds``; those up to ``done`` exist."""
@@ -54,7 +54,7 @@ def write(record: Path, place: int, iteration: int, layout: Sequence[checkpoint.
 
 def trim(record: Path, iteration: int) -> None:
     """Remove models that are older than ``iteration``."""
-    for place, iterations in _found(record).items():
+    for place, iterations in _iterations_by_place(record).items():
         for old in iterations:
             if old < iteration:
                 _path(record, place, old).unlink(missing_ok=True)
@@ -63,18 +63,18 @@ def trim(record: Path, iteration: int) -> None:
 def start_of(record: Path, place: int, nodes: int, iteration: int) -> Path:
     """Return the model with which a node continues after ``iteration``.
 
-    It is the node's own first model of that iteration or later. If it has none, because the node was gone, it is the
-    first such model of another node. Raises RecordError if there is none.
+    It is the node's own model of that iteration, or else its next one. If the node has no such model because it was
+    gone, the node continues with another node's. Raises RecordError if there is none.
     """
-    found = _found(record)
+    models = _iterations_by_place(record)
     for owner in (place, *range(1, nodes + 1)):
-        later = [kept for kept in found.get(owner, []) if kept >= iteration]
+        later = [kept for kept in models.get(owner, []) if kept >= iteration]
         if later:
             return _path(record, owner, min(later))
     raise RecordError(f"{record / FOLDER} has no model of iteration {iteration}", "Start the run anew")
 
 
-def _found(record: Path) -> dict[int, list[int]]:
+def _iterations_by_place(record: Path) -> dict[int, list[int]]:
     """Return the iterations of the models in the folder, by the node's place."""
     found: dict[int, list[int]] = {}
     for path in (record / FOLDER).glob("*.safetensors"):

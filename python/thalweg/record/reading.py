@@ -25,7 +25,8 @@ LONGEST_DOCUMENT: Final = 64 << 20
 LONGEST_LINE: Final = 128 << 20
 # Maximum size in bytes of a table in memory, however small its compressed file is.
 LARGEST_TABLE: Final = 1 << 30
-# Maximum number of rows, and of bytes, that are decoded at once. The longer the texts, the fewer the rows.
+# Maximum number of rows, and of bytes, that are decoded at once. If rows have long texts, the limit in bytes comes
+# first.
 ROWS_AT_ONCE: Final = 1 << 16
 BYTES_AT_ONCE: Final = 256 << 20
 # The last round: rounds are 32-bit numbers on the wire and in tables.

@@ -1,4 +1,4 @@
-"""Samples of queues: lines in a file while the run goes on, which use no memory, and a table at its end."""
+"""Samples of queues: a file of lines while the run goes on, so that memory does not grow, and a table at its end."""
 
 from __future__ import annotations
 

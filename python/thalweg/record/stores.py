@@ -1,8 +1,7 @@
 """Stores for checkpoints outside the record: a folder, or an object store that pyarrow.fs can reach.
 
 A checkpoint is a file ``round-00000012.safetensors`` in a folder named like the run's record. It appears atomically: a
-folder needs a rename for this, an object store does not. A file that was cut short nevertheless is detected by its
-size.
+folder needs a rename for this, an object store does not. If a file is incomplete nevertheless, its size shows that.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 NAME: Final = re.compile(r"round-(\d{8})\.safetensors")
 # Number of checkpoints that are kept: more than one, in case the newest checkpoint is damaged.
 KEPT: Final = 2
-# Filesystems of pyarrow in which an object appears only when it is whole, and in which a rename copies the object.
+# Filesystems of pyarrow in which an object appears only when it is complete. A rename there would copy the object.
 OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
 
 
@@ -105,7 +104,7 @@ class Objects:
                 for piece in content:
                     file.write(piece)
         except BaseException:
-            # Otherwise an object store may accept the bytes so far as the whole object.
+            # Without this an object store may accept the bytes written so far as the whole object.
             with suppress(OSError):
                 self._files.delete_file(path)
             raise

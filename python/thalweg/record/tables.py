@@ -80,10 +80,10 @@ def ends_of(client: str, direction: str) -> tuple[str | None, str | None]:
 
 
 def _fedcomm_seconds(outcome: Outcome) -> float | None:
-    """Return the seconds from when the transport got the model's last byte to the mean of the round.
+    """Return the seconds of a round from when the transport accepted the model's last byte until the mean was made.
 
-    FedComm's server measures the time of train() and aggregate(). It has sent the model to all clients before that: the
-    time starts when its last send call has returned. So it includes the transfer of the bytes that were still in
+    This is how FedComm counts: its server measures train() and aggregate(), after it has sent the model to all clients.
+    That time starts when the last send call returns, so it includes the transfer of the bytes that are then still in
     flight.
     """
     known = [way.send_end for way in outcome.transfers if way.direction == "down" and way.send_end is not None]
@@ -191,7 +191,7 @@ def schema(table: str) -> Any:
 
 
 def _recorded(transfer: CoreTransfer, outcome: Outcome) -> Transfer:
-    """Return a transfer as the journal has it: with its ends, and its sender's congestion control."""
+    """Return the journal's transfer as a row: with both ends, and the congestion control of its sender."""
     source, target = ends_of(transfer.client, transfer.direction)
     ends: Transfer = {"source": source, "target": target}
     return {**ends, **wire.values_of(transfer), "congestion_control": _congestion(transfer, outcome)}
