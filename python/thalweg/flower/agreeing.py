@@ -1,4 +1,4 @@
-"""Finds replies whose form differs from the others'. A single one makes Flower's own mean raise, which ends the run."""
+"""Finds replies whose form differs from the others. One such reply makes Flower's mean fail, which ends the run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def odd(
 ) -> dict[int, str]:
     """Return the replies whose form differs from the accepted one: by index, with the reason.
 
-    These criteria, in this order, choose the accepted form: its arrays are those of the message ``request``, it has a
-    weight, most replies have it. If no reply has the arrays of that message, shapes are not compared: the arrays of
-    gradient-boosted trees, for example, have any length. Without ``metrics`` the metrics may differ.
+    The accepted form is chosen by three criteria, in this order: its arrays are those of the message ``request``; it
+    has a weight; most replies have it. If no reply has the arrays of that message, shapes are not compared: the arrays
+    of gradient-boosted trees, for example, have any length. Without ``metrics`` the metrics may differ.
     """
     forms = [Form.of(content, key) for content in contents]
     if not metrics:

@@ -16,7 +16,7 @@ from thalweg.flower.messages import Arrival, Waiting
 from thalweg.flower.records import HeadError
 from thalweg.tasks import Reply
 
-#: Flower's error codes that a server gives.
+#: The error codes of Flower that a server sends.
 MESSAGE_UNAVAILABLE: Final = 3
 REPLY_UNAVAILABLE: Final = 4
 NODE_UNAVAILABLE: Final = 5
@@ -66,7 +66,7 @@ class Answers:
         return compat.assemble(self._metadata(waiting, now, left), Error(code, reason))
 
     def unknown(self, one: str) -> Message:
-        """Return the error message for the id of a message that is not known, or not known any more."""
+        """Return the error message for a message id that was never known or has been forgotten."""
         metadata = Metadata(
             run_id=self._run_id,
             message_id=f"{one}-reply",

@@ -1,4 +1,4 @@
-"""Flower's arrays without copies: ``View`` is an array whose values lie in an arena, ``Folded`` one already folded.
+"""Flower's arrays without copies. The values of a ``View`` lie in an arena; those of a ``Folded`` are in the mean.
 
 ``values_of`` returns an array's values without a copy. ``averaging`` lets Flower's own mean do without copies too.
 """
@@ -94,7 +94,7 @@ class View(Array):
 
 
 class _Averaging(threading.local):
-    """Whether this thread is computing Flower's own mean of arrays."""
+    """Each thread's flag: whether it is computing Flower's own mean of arrays."""
 
     now = False
 
@@ -171,7 +171,8 @@ class Folded(Array):
 def values_of(array: Array) -> Values | None:
     """Return an array's values without a copy, or None if the array must travel as bytes.
 
-    It must if its element type does not travel, or if NumPy's writer would make other ``.npy`` bytes of the values.
+    It must travel as bytes if its element type does not travel as a tensor, or if NumPy would write other ``.npy``
+    bytes.
     """
     if isinstance(array, View) and array.values is not None:
         return array.values

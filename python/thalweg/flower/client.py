@@ -31,10 +31,10 @@ from thalweg.wire import Table
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-#: Flower's error codes that a client gives.
+#: The error codes of Flower that a client sends.
 CANNOT_LOAD: Final = 1
 RAISED: Final = 2
-#: The reason of a refusal by which a node says that its reply cannot be folded, and must be fetched by another task.
+#: A node refuses a task for this reason if its reply cannot be folded. Another task must then fetch the reply.
 ASK: Final = "its reply cannot be folded"
 #: Maximum number of characters that are sent of an exception's text.
 LONGEST_REASON: Final = 4096
@@ -56,8 +56,8 @@ class Apps:
     def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True, folder: Path | None = None) -> None:
         """``load`` imports the app, or raises AppError.
 
-        With ``seeded`` the process's random generators are seeded for each message. It is for a process in which only
-        this app uses them. Reasons of errors name the file and line in ``folder``, the app's, where they were raised.
+        With ``seeded`` the process's random generators are seeded for each message; use it only if nothing else in the
+        process uses them. The reason of an error names the line that raised it, if that is in the app's ``folder``.
         """
         self._load, self._seeded, self._folder = load, seeded, folder
         self._app: ClientApp | None = None

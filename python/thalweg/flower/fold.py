@@ -68,7 +68,7 @@ class Slots:
     def missing(self, sent: Packed) -> dict[str, float]:
         """Return which tensors may be missing in replies, in the form of ``TaskServer.send(missing=...)``.
 
-        They are those that are the same tensor in the message that was sent: its values replace the missing ones.
+        They are the tensors that the sent message has too. Its values then take the place of the missing ones.
         """
         return {str(at): 1.0 for at, name in enumerate(self.shapes) if sent.arrays.get(name) == at}
 
@@ -102,7 +102,7 @@ class Fit:
 
 
 def averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the element type of Flower's mean of such arrays: for integers float64, else the same."""
+    """Return the element type of Flower's mean of arrays of this type: float64 for integers, else the type itself."""
     return dtype if dtype.name in _FLOATS else np.dtype(np.float64)
 
 
@@ -139,9 +139,9 @@ class Replies(list[Message]):
 
 
 def weighted_key(strategy: Strategy) -> str | None:
-    """Return the metric by which a strategy weights replies; None unless the strategy is known to compute a mean.
+    """Return the metric by which a strategy weights replies; None unless the strategy certainly computes a mean.
 
-    For that, all code that sees a reply's arrays must be Flower's own.
+    That is certain only if all code that reads a reply's arrays is Flower's own.
     """
     if not isinstance(strategy, FedAvg):
         return None
@@ -149,7 +149,7 @@ def weighted_key(strategy: Strategy) -> str | None:
     own = inspect.getattr_static(kind, "aggregate_train") in _MEANS
     own = own and inspect.getattr_static(kind, "_check_and_log_replies", None) is _CHECK
     own = own and strategy.train_metrics_aggr_fn is _METRICS
-    # An attribute of the object itself may replace one of these methods by any code.
+    # A user may have replaced one of these methods by setting an attribute of the object.
     hidden = {"aggregate_train", "_check_and_log_replies", "start"} & vars(strategy).keys()
     return strategy.weighted_by_key if own and not hidden else None
 
@@ -167,9 +167,9 @@ class Loop:
         self.result: Any = None
 
     def run(self, given: inspect.BoundArguments) -> Any:
-        """Run the loop with these arguments. Large initial arrays are moved to a record that only the loop refers to.
+        """Run the loop with these arguments.
 
-        So ``trains`` can free them.
+        Large initial arrays are moved to a record to which only the loop refers, so that ``trains`` can free them.
         """
         initial = given.arguments.get("initial_arrays")
         if isinstance(initial, ArrayRecord) and sum(map(size_of, initial.values())) >= WORTH_A_SEARCH:
@@ -227,7 +227,7 @@ def sends_rounds(code: CodeType) -> bool:
 
 
 def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
-    """Return the mean of all replies: of folded ones, whose mean is ``mean``, and of those that were not folded."""
+    """Return the mean of all replies: of the folded ones, whose mean is ``mean``, and of the others."""
     contents = [reply.content for reply in replies]
     records = [only(content, ArrayRecord) for content in contents]
     record = mean.record(list(records[0]))
@@ -283,7 +283,7 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
     if not isinstance(mean, Mean):
         with averaging():
             return _ORIGINAL(self, server_round, replies)
-    # The arrays are folded already, so a reply with other metrics is left out only of the mean of metrics.
+    # The arrays are in the mean already. So a reply with other metrics can only be left out of the mean of metrics.
     valid, _ = self._check_and_log_replies(replies, is_train=True, **_UNCHECKED)
     arrays, contents = merged(valid, mean, self.weighted_by_key), [reply.content for reply in valid]
     other = odd(contents, RecordDict(), self.weighted_by_key)

@@ -131,7 +131,7 @@ class ThalwegGrid(Grid):
         are folded, the mean is closed then, and later replies do not count.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        # The frame gets no variable here: a reference cycle would keep all replies alive.
+        # Keep no variable of the frame here: it would make a reference cycle that keeps all replies alive.
         loop = self._loop() if fold.sends_rounds(sys._getframe(1).f_code) else None  # noqa: SLF001 - CPython's, documented
         sending = list(messages)
         del messages
@@ -230,7 +230,7 @@ class ThalwegGrid(Grid):
                 continue
             same: Any = (id(message.content), metadata.message_type, metadata.group_id, metadata.ttl)
             if metadata.created_at + metadata.ttl <= time.time():
-                # It has expired already: it gets an id, but is not sent, and the id counts as unknown.
+                # The message has expired already. It gets an id but is not sent, and the id counts as unknown.
                 label = f"{self._run_id:x}-{next(self._numbers)}"
                 ids[at] = compat.name(message, message_id(label, metadata.dst_node_id)).metadata.message_id
                 continue
@@ -270,7 +270,7 @@ class ThalwegGrid(Grid):
             "run": self._run_id,
             "type": metadata.message_type,
             "group": metadata.group_id,
-            # The age and not the time of creation, because a node's clock may differ from this one.
+            # Send the age instead of the time of creation, because a node's clock may differ from this one.
             "age": age,
             "ttl": metadata.ttl,
             "config": self._config,

@@ -83,7 +83,7 @@ class Hosting:
         self._app: ServerApp | None = None
         #: The nodes of each process that this run starts; empty if nodes are started elsewhere.
         self.nodes_of: dict[str, list[str]] = {}
-        #: Why each process that has ended did so.
+        #: For each process that has ended: the reason.
         self._ended: dict[str, str] = {}
         self._found, self._look = found, look
         self.attendance = Attendance()
@@ -193,7 +193,7 @@ class Hosting:
     def check(self, then: str = "") -> None:
         """Raise AppError if in any round all clients failed, since the result then lacks that round.
 
-        ``then`` is appended to the message, to say what followed from it.
+        ``then`` is appended to the message and names the consequence.
         """
         failures = self.rounds.failures
         if failures:

@@ -41,7 +41,7 @@ class Arrival:
     at: float
     message: Message
     reply: Reply
-    #: What the node's process used, as it said, unchecked.
+    #: The node's own report of what its process used. Nobody has checked it.
     usage: Table
     #: Its transfers, down and up, as in docs/reference/outcome.md.
     transfers: Sequence[Transfer]
@@ -72,7 +72,7 @@ class Group:
     awaited: bool
     #: Total weight of the folded replies.
     weight: float = 0.0
-    #: The unfinished ones of the task and of the tasks that fetch replies that could not be folded.
+    #: Unfinished tasks: the group's own, and those that fetch replies that could not be folded.
     tasks: list[Task] = field(default_factory=list)
     #: Number of messages whose reply has not been taken.
     left: int = 0

@@ -42,10 +42,10 @@ class Packed:
 
     records: Any
     body: list[Values] = field(default_factory=list)
-    #: The origin of each tensor, to recognise it in the next message: immutable bytes or values, or its location in a
-    #: ``Tensors``.
+    #: Where each tensor's bytes came from: immutable bytes or values, or a location in a ``Tensors``. If the next
+    #: message has the same origin, its tensor is the same.
     sources: list[Any] = field(default_factory=list)
-    #: The tensor's number of each array that travels as it lies in memory, row by row, by the array's name.
+    #: For each array that lies row by row in memory, and so travels as it is: its name, and its tensor's number.
     arrays: dict[str, int] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Values]:
@@ -87,7 +87,7 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
             number = packed.add(np.frombuffer(array.data, np.uint8), array.data) if array.data else None
             items.append([name, "bytes", number, *fields])
             continue
-        if not values.size:  # encoded without a tensor, since a body of no bytes is not possible
+        if not values.size:  # encoded without a tensor, since a tensor cannot have 0 bytes
             items.append([name, "empty", values.dtype.name, list(values.shape), *fields[:2]])
             continue
         source = (array.location or array.values) if isinstance(array, View) else array.data

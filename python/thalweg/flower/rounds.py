@@ -1,6 +1,6 @@
 """Derives the rounds of a Flower app's run, for the record, from the messages sent and the replies received.
 
-A round is training and everything until the next training. Flower has several ways to number rounds. If an app's
+A round begins with training and ends when the next training begins. Flower numbers rounds in several ways. If an app's
 messages have no number, each new training begins a round.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Names that apps give to the metrics accuracy and loss.
 ACCURACIES: Final = ("accuracy", "acc", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc")
 LOSSES: Final = ("loss", "eval_loss", "test_loss")
-#: Names of the metric with a reply's number of samples: of strategies, and of legacy results.
+#: Names of the metric with a reply's number of samples, in replies to strategies and in results of legacy apps.
 WEIGHTS: Final = ("num-examples", "num_examples")
 #: The state of a participant in the record, by the error code of its reply. Any other error is "rejected".
 _STATES: Final = {NODE_UNAVAILABLE: "lost", CRASHED: "lost", MESSAGE_UNAVAILABLE: "late"}

@@ -218,7 +218,7 @@ def join(
     config = {key: value for text in node_config for key, value in app.pairs(text, "--node-config").items()}
     url, name, options = entrance(membership)
     with core_shares.CoreShare() as share:
-        # Programs that compute read this when they are imported, which the app does with its first message.
+        # Libraries such as PyTorch read this when the app imports them, which it does with its first message.
         os.environ.setdefault(core_shares.CHOSEN, str(threads or share.threads()))
         core = _core.TaskClient(url, name, wire.encode(options))
         note(f"{name}: joining {url}")

@@ -21,7 +21,8 @@ class TensorCache:
     def tensors(self, packed: Packed) -> Tensors | None:
         """Return the tensors of a message; None if it has none.
 
-        They are those where its arrays lie already, or those that were sent last if they are the same, or a new copy.
+        If its arrays lie in a ``Tensors`` already, that is returned; if they equal the tensors that were sent last,
+        those are; else the arrays are copied into a new one.
         """
         if not packed.body:
             return None

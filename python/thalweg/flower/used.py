@@ -36,7 +36,8 @@ class UsedReplies:
         """
         freed = 0
         contents: list[weakref.ref[RecordDict]] = []
-        # The reference count of a list to which only another list refers. It differs between Python's releases.
+        # The reference count that Python reports for a list to which only one other list refers; it differs between
+        # releases.
         alone = [Replies()]
         unnamed = sys.getrefcount(alone[0])
         for at in range(len(self._lists)):
@@ -49,8 +50,8 @@ class UsedReplies:
                 self._lists[at].mean = None
         self._lists.clear()
         if freed >= fold.WORTH_A_SEARCH:
-            # RecordDict.array_records leaves each reply in a reference cycle. A full collection takes a tenth of a
-            # second. Usually the replies are young enough for a partial one.
+            # RecordDict.array_records leaves each reply in a reference cycle. A full garbage collection takes a tenth
+            # of a second. Usually a collection of the younger generations frees the replies too.
             gc.collect(1)
             if any(content() is not None for content in contents):
                 gc.collect()
