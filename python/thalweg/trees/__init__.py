@@ -44,7 +44,7 @@ class Policies:
     silence: float
     split: str
     workers: int
-    # In thousandths.
+    # In thousandths of an update.
     history: int
 
 
@@ -72,7 +72,7 @@ class Scenario:
     arrivals: Sequence[float] | None = None
 
     def table(self) -> dict[str, object]:
-        """Return it as the core reads it: without what the plan does not give."""
+        """Return the table that the core reads. Settings that the plan does not have are left out."""
         return wire.sparse(self)
 
 
@@ -86,7 +86,7 @@ class Reason:
 
     @classmethod
     def of(cls, table: Table) -> Reason:
-        """Return the reason that a table of the core stands for."""
+        """Return the reason in a table of the core."""
         facts = {key: value for key, value in table.items() if key not in ("kind", "text")}
         return cls(str(table["kind"]), str(table["text"]), facts)
 
@@ -122,7 +122,7 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class Homes(Hierarchy):
-    """The control plane's first plan of a tree, with the index of each client's node; None for a client without."""
+    """The control plane's first plan of a tree. ``homes``: the index of each client's node, None if it has no node."""
 
     homes: tuple[int | None, ...]
 
@@ -255,8 +255,8 @@ def simulated(plan: Plan, met: Sequence[Table] = ()) -> Simulated:
     """Return the result of each round in virtual time.
 
     ``met`` are comparisons of live runs with the simulator (``report.replay``). The simulated times count as accepted
-    if the simulator met all of these runs, and one run has the plan's system and split. Costs that the plan does not
-    give are taken from the last such run.
+    if the simulator's times agree with all of these runs, and one of them has the plan's system and split. Costs that
+    the plan does not give are taken from the last such run.
     """
     made = scenario(plan)
     alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), made.config.split)]

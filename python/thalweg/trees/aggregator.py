@@ -42,7 +42,7 @@ def fork_workers(module: ModuleType) -> bool:
             os.dup2(socket, 0)  # replaces the template's own socket in the worker
             os.close(socket)
             return True
-        # Only the worker has this end now, so that the node sees it close when the worker ends.
+        # Now only the worker holds this end of the socket, so the node sees the socket close when the worker ends.
         os.close(socket)
         module.tree_forked(worker)
         reap()  # safe: the node has a pidfd of each worker by now, so a reused process id cannot mislead it

@@ -1,7 +1,7 @@
 """Answers that a node of a tree gives its root or another node, with the limits of each value.
 
-A node whose answer does not fit is lost, with that reason. ``thalweg.job.tree.messages`` has the kind of answer to each
-request.
+If a node's answer breaks these limits, the root treats the node as lost, for that reason. ``thalweg.job.tree.messages``
+names the kind of answer to each request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thalweg.trees import counters
 
 # Maximum size of a reason or a note, in bytes. The core has the same limit.
 LONGEST_LINE: Final = 1300
-# The core keeps 1000 notes until they are read. One more note has the number of dropped ones.
+# The core keeps at most 1000 notes until they are read, and adds one note that counts the dropped ones.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
 # Maximum of a count: a float represents every whole number up to this one.
@@ -42,7 +42,7 @@ Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """Has these keys and no others, each of its type."""
+    """An answer: a table that has exactly these keys, each with a value of its type."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -10,7 +10,7 @@ from thalweg import wire
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Percentiles of a time of workers, in microseconds. None if nothing was measured."""
+    """The median and the 99th percentile of workers' times, in microseconds. None if nothing was measured."""
 
     p50: int | float | None
     p99: int | float | None
@@ -18,7 +18,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Started:
-    """How many workers were started from the template process, and how many as new programs."""
+    """How workers' processes were started: forked by the node's template process, or as new programs."""
 
     template: int
     program: int
@@ -26,7 +26,12 @@ class Started:
 
 @dataclass(frozen=True)
 class Routed:
-    """The kernel's counts of the workers' notes that it routed, and that it passed to the node."""
+    """The eBPF program's counts of notes between the node and its workers (``crates/workers/src/routes``).
+
+    - ``routed``: notes that the program delivered inside the kernel, past TCP.
+    - ``passed``: notes that it left to the node, because its budget was used up or the receiver was gone.
+    - ``bytes``: bytes of both kinds.
+    """
 
     routed: int
     passed: int
@@ -35,7 +40,15 @@ class Routed:
 
 @dataclass(frozen=True)
 class Now:
-    """What workers are doing at this moment."""
+    """What the workers and the pool of a node have done up to now; the node reports this during a round too.
+
+    - ``folds``: updates that workers have folded. An update that several workers share counts once for each.
+    - ``ready``: processes that have reported that they are ready, since the job began.
+    - ``places``, ``free``: slots of the pool, each for one update, and how many of them are free.
+    - ``handover_bounds_us``: upper bounds of the classes of a histogram of hand-over times, in microseconds.
+    - ``handover_counts``: hand-overs in each class; the last class has those above all bounds.
+    - ``handover_sum_us``: the sum of all hand-over times.
+    """
 
     folds: int
     ready: int
@@ -48,7 +61,24 @@ class Now:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What workers have done."""
+    """What workers have done since the job began.
+
+    - ``workers``: worker processes that the node keeps running.
+    - ``aggregators_created``: processes that were started, also in place of others (LIFL's aggregators).
+    - ``died``: processes that ended although nobody asked them to.
+    - ``warm``: workers that began a round with the process of an earlier round, counted once a round.
+    - ``commits``: times that a worker committed its sums. What they contain is not folded again if it dies.
+    - ``started``: how the processes were started.
+    - ``start_us``: from the launch of a process until it reports that it is ready.
+    - ``resume_us``: from when the node found a worker dead until the process in its place is ready.
+    - ``handover_us``: from the node's note until an idle worker has opened the update.
+    - ``fold_us``: of the same updates: from the node's note until the worker has folded the update.
+    - ``cpu_seconds``: CPU time of the workers, as of each one's last commit.
+    - ``hops_cpu_seconds``: CPU time of brokers and side processes between node and workers.
+    - ``pool_bytes``, ``sums_bytes``: shared memory of the pool, and of the workers' sums.
+    - ``routes``, ``routes_reason``: "kernel" if notes go inside the kernel, else "node"; and why.
+    - ``notes``: counts of notes that go inside the kernel; None if they go through the node.
+    """
 
     workers: int
     aggregators_created: int
@@ -88,7 +118,10 @@ class NodeClients:
 class Totals(Counters):
     """What the workers of all nodes have done. Without ``nodes`` the server itself is the only node.
 
-    ``gateways_cpu_seconds`` is the CPU time of each node's own process.
+    - ``nodes_used``: nodes that have clients.
+    - ``nodes``: each node, with how many clients it has.
+    - ``top``: the plan's top (``tree.top``).
+    - ``gateways_cpu_seconds``: CPU time of each node's own process, by the node's name.
     """
 
     nodes_used: int = 1

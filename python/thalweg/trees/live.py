@@ -1,4 +1,4 @@
-"""Live aggregation trees: places clients at nodes, gives the core its options for workers, and reports their work."""
+"""Live aggregation trees: places clients at nodes, makes the core's options of workers, and reports their work."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def placed_anew(
     full = trees.UPDATE * (plan.nodes or NodesSection()).capacity
     room = {name: max(1, full - trees.UPDATE * left[name]) for name in open_}
     nodes = [replace(of.get(name, plain), capacity=room[name], group=None) for name in open_]
-    # With the policy "dedicated" the control plane would reserve one of these nodes for the top.
+    # With the policy "dedicated" the control plane would reserve one of the remaining nodes for the top.
     config = replace(whole.config, top="first-finished")
     rest = replace(whole, nodes=nodes, clients=len(clients), groups=[], goal=None, config=config)
     homes = trees.placed(rest).plan.homes

@@ -115,7 +115,7 @@ def merged(number: int, parts: Sequence[Part], start: float, seconds: float, mea
 
 
 def covered(spans: Iterable[tuple[float, float] | None]) -> float:
-    """Return the seconds that at least one span covers."""
+    """Return for how many seconds at least one of the spans lasted."""
     total = reached = 0.0
     for start, end in sorted(span for span in spans if span is not None):
         total += max(0.0, end - max(start, reached))
@@ -203,7 +203,7 @@ def _moved(transfer: Transfer, shift: float) -> Transfer:
 
 
 def _span(transfer: Transfer) -> tuple[float, float] | None:
-    """Return a transfer's first known start and last known end, on either side; None if one is missing."""
+    """Return a transfer's earliest start and latest end, by the clocks of both sides; None if either is unknown."""
     starts = [one for one in (transfer.send_start, transfer.receive_start) if one is not None]
     ends = [one for one in (transfer.send_end, transfer.receive_end) if one is not None]
     return (min(starts), max(ends)) if starts and ends else None

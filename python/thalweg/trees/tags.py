@@ -17,7 +17,7 @@ LEVELS: Final = 3
 
 @dataclass(frozen=True)
 class Groups:
-    """``clients``: the labels of the clients' groups. ``nodes``: for each node in turn, the index of its group there.
+    """``clients``: the labels of the clients' groups. ``nodes``: for each node, the index of its group in ``clients``.
 
     Without ``nodes`` each node serves all clients.
     """
