@@ -1,4 +1,4 @@
-"""The answers of a bench: for each combination of its other settings, which way to move updates is fastest.
+"""The answers of a bench: which way to move updates is fastest, for each combination of the other settings.
 
 A way is a transport with its options, or a case. The other settings, such as the network, are a ``condition``.
 """
@@ -13,9 +13,9 @@ from thalweg.bench.values import Answer, CellNumbers
 from thalweg.report.senders import bbr_by_default
 from thalweg.ui.verdict import Verdict, verdict
 
-# An axis of this section is part of the way, so its values are compared. Any other axis belongs to the condition.
+# An axis of this section is part of the way, so its values are compared. Any other axis is part of the condition.
 SECTION: Final = "transport."
-# The times that are compared, by accounting.
+# For each way of accounting, the times that are compared.
 BY_RUN: Final[Mapping[str, Callable[[CellNumbers], Sequence[float | None]]]] = {
     "measured": lambda row: row.communication_seconds_by_run,
     "fedcomm": lambda row: row.fedcomm_communication_seconds_by_run,

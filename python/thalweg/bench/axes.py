@@ -18,7 +18,7 @@ NONE: Final = "none"
 NAME: Final = "name"
 # Key of a table value: the value itself, if it is not a table.
 IS: Final = "is"
-# Short names in the order in which they are applied, each with the key that it stands for.
+# Short names of axes, each with the plan's key that it sets. They are applied in this order.
 SHORT: Final[Mapping[str, str]] = {
     "case": "several sections",
     "transport": "transport.url",
@@ -37,7 +37,7 @@ CASE: Final = "case"
 # The key that the bench itself sets.
 OWN: Final = "record.folder"
 
-# The table of a plan while axes are set in it.
+# A plan as nested tables, in which axes are being set.
 PlanTable: TypeAlias = dict[str, object]
 
 

@@ -159,7 +159,7 @@ class Bench:
         return self.folder.path / PAGE
 
     def _lost(self, outcomes: Mapping[str, Outcome]) -> Iterator[Lost]:
-        """Yield the runs that failed before they left a record."""
+        """Yield the runs that failed before they had a record."""
         for name, outcome in outcomes.items():
             if outcome.status == "failed" and not outcome.record:
                 path = self.folder.cells / f"{name}.toml"

@@ -1,4 +1,4 @@
-"""Estimates how long runs will take: the minimum of the network, and how much longer than that past runs took."""
+"""Estimates how long runs will take: the network's minimum, plus the time by which past runs exceeded theirs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.plan.least import has_known_links, least
 
 
 class _Least:
-    """The minimum seconds of cells. The update size of a Flower app is measured once, if it matters."""
+    """The minimum seconds of each cell. The update size of a Flower app is measured once, and only if it is needed."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, Size] = {}

@@ -92,7 +92,7 @@ class Matrix:
     def runs(self) -> list[tuple[int, Cell]]:
         """Return repetition and cell of each run. A repetition runs all cells in an order drawn from the seed.
 
-        So if the machine becomes slower during the bench, that does not affect one cell alone.
+        So if the machine becomes slower during the bench, all cells are affected alike.
         """
         found = []
         for repetition in range(1, self.plan.repetitions + 1):

@@ -61,7 +61,7 @@ class BenchPlan(Section):
         return BenchPlan.of({**self.model_dump(exclude_unset=True), "repetitions": repetitions}, "the command line")
 
     def to_toml(self) -> str:
-        """Return the bench plan as TOML that loads to an equal one.
+        """Return the bench plan as TOML. Loading that gives an equal bench plan.
 
         Raises PlanError for values that no plan has, such as dates.
         """

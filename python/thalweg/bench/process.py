@@ -16,8 +16,8 @@ from thalweg.ui.units import format_seconds
 
 # Seconds for a worker to end after SIGTERM: it closes its links, its lab and its record.
 END_SECONDS: Final = 30.0
-# The same after this program got a signal. A worker that is killed takes its own programs with it, and its run is run
-# again in any case.
+# The same, after a signal has reached this program. It is short: if the worker is killed, its programs end with it, and
+# its run is repeated in any case.
 HURRIED_SECONDS: Final = 1.5
 COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 

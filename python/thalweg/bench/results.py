@@ -58,7 +58,7 @@ def figures(
         incomplete_rounds=sum(not row.complete for row in rounds),
         round_seconds=spread(row.seconds for row in rounds),
         bound_seconds=_median(row.bound_seconds for row in rounds),
-        # Rounds within a run are alike, so comparisons of cells use the medians of runs.
+        # Rounds of one run are not independent of each other, so comparisons of cells use one median for each run.
         communication_seconds=spread(row.communication_seconds for row in rounds),
         communication_seconds_by_run=[_median(row.communication_seconds for row in run.rounds) for run in runs],
         fedcomm_communication_seconds=spread(row.fedcomm_communication_seconds for row in rounds),
@@ -92,7 +92,7 @@ def _medians(runs: Sequence[ByKind[float]] | Sequence[ByKind[int]]) -> ByKind[fl
 
 
 def _words(values: Iterable[str | None]) -> str | None:
-    """Return the different words, or None if there are none."""
+    """Return the distinct words as one text, or None if there are none."""
     return "; ".join(sorted({value for value in values if value})) or None
 
 

@@ -23,7 +23,7 @@ CAPTION: Final = (
 )
 NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
-# The kinds of parties with columns of their own; the others have them only where there are any.
+# The kinds of parties that always have columns. Other kinds have columns only if the bench has such parties.
 KINDS: Final = ("server", "clients")
 MOST_ANSWERS: Final = 24
 SCALES: Final = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))

@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class ByKind(Generic[Number]):
-    """A number of the server, of all clients together, and of others together, such as a broker."""
+    """A number of the server, of all clients together, and of all other parties (such as a broker) together."""
 
     server: Number | None = None
     clients: Number | None = None
@@ -116,7 +116,7 @@ class CellNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict on the ways in one ``condition``: the settings that are not of the way, in words."""
+    """The verdict on the ways under one ``condition``, which describes all settings that are not part of the way."""
 
     condition: str
     verdict: Verdict

@@ -1,7 +1,7 @@
 """CPU quotas of parties, by cgroup v1 or v2, whichever has the cpu controller.
 
-A run's groups are below one folder with the process id and the start time of the run in its name. So another run can
-tell which folders a crash has left.
+A run's groups are below one folder with the process id and the start time of the run in its name. So a later run can
+recognise the folders that a crash has left.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def detect(mounts: Path = MOUNTS) -> Hierarchy | None:
 def quota_of(share: float) -> tuple[int, int]:
     """Return quota and period in microseconds for a share of a core.
 
-    The period is 10 ms. A share below a tenth of a core gets a longer one, since the kernel takes no quota below 1 ms.
+    The period is 10 ms. A share below a tenth of a core gets a longer period, because the kernel accepts no quota below
+    1 ms.
     """
     period = PERIOD_MICROSECONDS
     if share * period < LEAST_MICROSECONDS:
@@ -106,7 +107,7 @@ class Groups:
 
     @property
     def outside(self) -> str | None:
-        """The group that this process was in before ``enter``; None if it still is."""
+        """The group that this process was in before it called ``enter``; None if it has not called it."""
         return None if self._before is None else str(self._before)
 
     @property

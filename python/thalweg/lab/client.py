@@ -239,7 +239,7 @@ def start(
     if attached:
         return RunningLab(state, process)
     _close(process)
-    # The supervisor outlives this process. A return code stops Popen's warning that a child still runs.
+    # The supervisor outlives this process. Setting a return code prevents Popen's warning that a child still runs.
     process.returncode = 0
     return RunningLab(state)
 

@@ -21,7 +21,7 @@ from thalweg.lab import inside
 from thalweg.lab.namespaces import within
 
 CONNECT_SECONDS: Final = 60.0
-# The sender writes blocks of 5 ms at its rate, within these bounds in bytes.
+# Bounds in bytes of the blocks that the sender writes. A block has the bytes of 5 ms at the sender's rate.
 BLOCK_SECONDS: Final = 0.005
 LEAST_BLOCK: Final = 1448
 LARGEST_BLOCK: Final = 1 << 16

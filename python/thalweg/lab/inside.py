@@ -25,7 +25,7 @@ NOT_FOUND: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a process enters before it becomes a program. When the process ``parent`` ends, the kernel ends it too."""
+    """What a process enters before it becomes a program. The kernel ends the program when process ``parent`` ends."""
 
     namespace: str | None = None
     hosts_file: str | None = None

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def within(namespace: str, do: Callable[[], T]) -> T:
-    """Call ``do`` in a namespace and return its result. It runs in a new thread, so that the caller's does not move."""
+    """Call ``do`` in a namespace and return its result. It runs in a new thread; the caller's thread stays."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -71,7 +71,7 @@ def congestion_control(namespace: str) -> str | None:
 def inside(hosts: Iterable[Host]) -> list[int]:
     """Return the ids of the processes that are in the namespace of one of a lab's hosts.
 
-    The namespaces of this process and of process 1 never count, nor a host without a known cookie.
+    Processes in the namespaces of this process and of process 1 are left out, and so are hosts whose cookie is unknown.
     """
     cookies = {host.inode: host.cookie for host in hosts}
     for own in ("self", "1"):

@@ -1,8 +1,8 @@
 """The folders of labs. A supervisor makes one for its lab, and removes it when it ends.
 
-``lab.json`` names the supervisor by its process id and start time, so that a later process with the same id is not
-taken for it. It names each host's namespace by inode and cookie. ``socket`` is the supervisor's Unix socket, and
-``hosts`` the /etc/hosts of programs inside.
+``lab.json`` names the supervisor by its process id and start time, because a later process may get the same id. It
+names each host's namespace by inode and cookie. ``socket`` is the supervisor's Unix socket, and ``hosts`` the
+/etc/hosts of programs inside.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def labs_folder() -> Path:
 def claim(wanted: str, *, unique: bool) -> State:
     """Claim a name for a lab of this process. With ``unique`` a number is added to a name that is taken.
 
-    The lab's folder appears by a rename with its ``lab.json`` inside. So no reaper takes it for one that a crash left.
-    Raises LabError.
+    The lab's folder appears by a rename with its ``lab.json`` inside. So a reaper never sees a folder without its
+    ``lab.json``, which it would take for the remains of a crash. Raises LabError.
     """
     check_name(wanted)
     pid = os.getpid()

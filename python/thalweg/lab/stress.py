@@ -1,4 +1,4 @@
-"""Load on parties during a run: on their CPU by stress-ng (FedComm section IV.B.1a), on links by a flood (IV.B.1b)."""
+"""Puts load on parties during a run: on CPUs by stress-ng (FedComm section IV.B.1a), on links by a flood (IV.B.1b)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEGIN_SECONDS: Final = 20.0
 END_SECONDS: Final = 10.0
 # What stress-ng prints when its workers begin.
 WORKING: Final = "dispatching hogs"
-# "[pid] cpu  bogo-ops  real  user  system  ops/s of real time  ops/s of CPU time", after a prefix of each version.
+# Matches "[pid] cpu bogo-ops real user system ops/s of real time ops/s of CPU time". The prefix depends on the version.
 _METRICS: Final = re.compile(r"\]\s+cpu((?:\s+[0-9.]+){6})")
 
 
@@ -87,7 +87,7 @@ class Flows:
     flows: tuple[Carried, ...]
 
 
-# The measured load of a party: of its CPU and its network, each a table of facts for the record.
+# The measured load of a party: one table of facts for its CPU, and one for its network.
 Load: TypeAlias = dict[str, dict[str, object]]
 
 
@@ -202,7 +202,7 @@ def pairs_of(section: StressSection, clients: Sequence[str]) -> list[tuple[str, 
     """Return pairs of source and target of the flood.
 
     In mode "server" each party floods the server. In mode "clients" every second client floods the one before it, as in
-    FedComm's code, and the last of an odd number floods nobody. Raises PlanError if there is no pair.
+    FedComm's code. If the number of clients is odd, the last one floods nobody. Raises PlanError if there is no pair.
     """
     parties = [party for party in parties_of(section, clients) if party != "server"]
     if section.network_mode == "server":

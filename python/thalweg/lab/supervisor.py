@@ -31,7 +31,7 @@ from thalweg.lab.values import Answer, Failure, Host, Order, Ready
 from thalweg.ui.explain import explain
 
 LOOK_SECONDS: Final = 0.25
-# Seconds within which a caller must take its answer; after that the supervisor closes the connection.
+# If a caller has not read its answer after this many seconds, the supervisor closes the connection.
 ANSWER_SECONDS: Final = 5.0
 LONGEST_REQUEST: Final = 1 << 20
 MOST_CONNECTIONS: Final = 64

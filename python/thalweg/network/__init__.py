@@ -1,1 +1,1 @@
-"""Turns a plan's [network] into what an emulator takes: profiles, shapes, topologies, changes."""
+"""Turns a plan's [network] into the settings of an emulator: profiles, shapes, topologies, changes."""

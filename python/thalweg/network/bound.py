@@ -1,9 +1,9 @@
 """Computes what an emulated network can carry: a path's goodput, and the least time of a round's updates.
 
-Every comparison with a bound takes it from here. The bound counts bytes of updates in full TCP segments: in a packet of
-one MTU, the headers of IPv4 and TCP take 40 bytes and the timestamps option 12. Ethernet headers do not count.
-Datagrams that fit a packet carry less, so the bound holds for them too. IP fragments have only IPv4's 20 bytes of
-header: they count if the plan's transport sends them.
+All comparisons with a bound use this one. The bound counts bytes of updates in full TCP segments: in a packet of one
+MTU, the headers of IPv4 and TCP take 40 bytes and the timestamps option 12. Ethernet headers do not count. Datagrams
+that fit a packet carry less, so the bound holds for them too. If the plan's transport sends IP fragments, each fragment
+has only the 20 bytes of IPv4's header.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def carried(path: Sequence[Stage], data_share: float = DATA_SHARE) -> float | No
 def seconds(spec: Spec, update_bytes: int, clients: int, *, broker: bool = False, fragments: bool = False) -> float:
     """Return the least seconds in which ``clients`` clients each receive and send ``update_bytes`` bytes.
 
-    It is the greatest of three times:
+    This is the greatest of three times:
 
-    - what each client needs alone, down and then up;
-    - what the slowest link needs for all that crosses it down, plus the fastest client's way up;
-    - the fastest client's way down, plus what the slowest link needs for all that crosses it up.
+    - the time that each client needs alone, down and then up;
+    - the time that the slowest link needs for all bytes that cross it down, plus the fastest client's time up;
+    - the fastest client's time down, plus the time that the slowest link needs for all bytes that cross it up.
 
     So it also holds if some clients still receive while others send. A link counts with the highest rate and the least
     delay that it ever has. If the network has more clients than ``clients``, those with the fastest paths count. Losses
-    do not count: in front of the rate limit they use none of it (``carried``), and behind it a short update may lose
-    nothing.
+    do not count. Packets that are lost in front of the rate limit use none of the rate (``carried``). Behind the limit
+    a short update may be lucky and lose none.
 
-    ``broker``: all goes through a broker on the network's host for it, and the server sends its model there once.
-    ``fragments``: datagrams in IP fragments carry the updates, else TCP does.
+    ``broker``: all updates go through a broker on the network's host for brokers, and the server sends its model there
+    once. ``fragments``: datagrams in IP fragments carry the updates, else TCP does.
     """
     ways_down, ways_up, once = _ways(spec, broker=broker)
     each = Load(update_bytes, _data_share(spec, fragments=fragments))
@@ -139,7 +139,7 @@ def _phase(spec: Spec, paths: list[list[Hop]], load: Load, once: Collection[tupl
 def _sending(spec: Spec, hop: Hop, load: Load) -> float:
     rates = [shape.rate for shape in spec.shapes(*hop)]
     limits = [rate for rate in rates if rate is not None]
-    # A link that is at any time without a limit has none in the bound.
+    # A link that has no limit at some time counts as unlimited in the bound.
     most = carried([Stage(max(limits))], load.data_share) if len(limits) == len(rates) else None
     return load.update_bytes * 8 / most if most else 0.0
 

@@ -35,7 +35,7 @@ class Change:
 class _Event:
     """A change as the plan has it: a pattern of links, and the keys or the profile that it sets.
 
-    ``place`` names its place in the plan, for error messages.
+    ``place`` names the section and key of the plan, for error messages.
     """
 
     at: float

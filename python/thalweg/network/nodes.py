@@ -44,7 +44,7 @@ class Nodes:
 
 
 def round_robin(clients: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Assign the nodes to clients in turn, while the real placement of clients is unknown."""
+    """Assign the nodes to clients in turn. This is used as long as the real placement of clients is unknown."""
     return {client: names[place % len(names)] for place, client in enumerate(clients)}
 
 

@@ -1,4 +1,4 @@
-"""One direction of a link: keys, which may replace or exclude each other, and the shape that they result in."""
+"""One direction of a link: the plan's keys for it, some of which exclude each other, and the resulting shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from thalweg.sections.network import UNLIMITED, BurstSection, DirectionSection
 from thalweg.ui.units import format_seconds
 
 KEYS: Final = (*DirectionSection.model_fields, "rtt")
-# A key that is given later replaces the same key, and also these keys, which it excludes.
+# A later key replaces an earlier one of the same name. It also replaces these keys, which cannot be set together with
+# it.
 REPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": ("burst",),
     "loss_correlation": ("burst",),
@@ -83,11 +84,11 @@ class Shape:
 
     @property
     def least_delay(self) -> float:
-        """The fastest packet's delay in seconds, without queueing and transmission. A reordered packet skips it all."""
+        """The least delay in seconds, without queueing and transmission; 0 with reordering, as some packets skip it."""
         return 0.0 if self.reorder else max(0.0, self.delay - self.jitter)
 
 
-# The value of a key before one is drawn from a range, and after.
+# The value of a key, before values are drawn from ranges and after that.
 Value: TypeAlias = int | float | str | bool | Burst
 Ranged: TypeAlias = Value | Range
 

@@ -21,9 +21,10 @@ from thalweg.ui import strict_json
 
 SMALLEST_BUFFER: Final = 6 << 20
 LARGEST_BUFFER: Final = 64 << 20
-# The rate assumed for a link without a limit when buffer sizes are chosen.
+# Buffer sizes are chosen as if a link without a limit had this rate.
 FASTEST: Final = 10_000_000_000
-# Size of a TCP buffer in bandwidth-delay products: a window needs two, and the kernel counts about twice its data.
+# Size of a TCP buffer in bandwidth-delay products. A window needs two, and the kernel counts about two bytes of memory
+# for each byte of data.
 PRODUCTS: Final = 4
 # Default burst of a device's limiter, in seconds at its rate.
 LIMITER_SECONDS: Final = 0.001
@@ -85,7 +86,7 @@ class Spec:
     broker: str | None = None
     # Whether clients exchange updates with each other, and not with the server.
     peers: bool = False
-    # The node with which each client exchanges updates, if that is not the server.
+    # For each client that exchanges updates with a node instead of the server: that node.
     homes: Mapping[str, str] = field(default_factory=dict)
     # The kind of the hosts' devices, as the core names it. None: devices for IP packets.
     devices: str | None = None

@@ -24,7 +24,7 @@ BROKER: Final = "broker"
 SERVED: Final = ("bottleneck", "dumbbell", "graph")
 SWITCH: Final = "switch"
 MOST_LINKS: Final = 10_000
-# The core's limit. Each client is a network namespace.
+# Maximum number of hosts, as in the core. Each client is a network namespace.
 MOST_CLIENTS: Final = 999
 # A host's name, at most 31 characters: two names and the "_" between them make a link's name of at most 63.
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
@@ -212,7 +212,7 @@ def _access(section: NetworkSection, clients: Sequence[str], common: Pair, to: s
 
 
 def _shared(section: NetworkSection, common: Pair) -> Pair:
-    """Return the shared link's keys: those of its own section, over the rate of a client's link. Raises PlanError."""
+    """Return the shared link's keys: its own section, merged over the rate of a client's link. Raises PlanError."""
     keys = common.only("rate").with_section(section.bottleneck, f"[network.{BOTTLENECK}]")
     if "rate" not in keys.up.values and "rate" not in keys.down.values:
         raise PlanError(
@@ -247,7 +247,7 @@ def _check_unique(kind: str, names: Sequence[str]) -> None:
 
 
 def _check_fit(section: NetworkSection) -> None:
-    """Raise PlanError for tables that have no meaning with the topology."""
+    """Raise PlanError for sections that have no effect in this topology."""
     shared = section.topology in ("bottleneck", "dumbbell")
     graph = section.topology == "graph"
     idle = {

@@ -33,7 +33,8 @@ MEMORY: Final = "3G"
 DEVICES: Final = "rdma"
 #: Maximum number of unacknowledged packets of an RDMA device: two bandwidth-delay products of 100 Gbit/s and 20 ms.
 WINDOW: Final = 131_072
-#: Maximum number of packets that an RDMA device hands to its network device at once, which drops more than 32767.
+#: Maximum number of packets that an RDMA device hands to its network device at once. The network device drops packets
+#: beyond 32767.
 AT_ONCE: Final = 16_384
 #: Seconds of the host's time after which a job is ended: a program that polls without sleeping stops virtual time.
 LIMIT: Final = 1800.0
@@ -85,7 +86,7 @@ def run(
     The command can write to this folder and to ``folders``, which are made if missing. It does not see the host's /tmp,
     except for these. Its standard error is passed on as it comes. Raises LabError if there is no guest kernel, if the
     guest fails, or if it has not ended after ``limit`` seconds of the host. A job that is ended from outside cannot
-    finish its record; ``on_cut`` can.
+    finish its record; ``on_cut`` is called to do so.
     """
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:

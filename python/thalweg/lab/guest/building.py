@@ -47,7 +47,8 @@ def build() -> Built:
 def _cause_and_hint(errors: str) -> tuple[str, str]:
     """Return cause and hint from the standard error of ``build.sh``, or its last line as the cause.
 
-    The script has one exit code for all failures, and another script would mean another kernel.
+    The script's exit code does not tell failures apart. It stays as it is, because the kernel's name depends on the
+    script's text.
     """
     lines = errors.strip().splitlines()
     cause = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
