@@ -83,7 +83,7 @@ def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost
 
 
 def read_runs(records: Sequence[Path]) -> list[Run]:
-    """Read records, each once, and give each a different name."""
+    """Read each record once, and give the runs distinct names."""
     paths = list({path.resolve(): path for path in records}.values())
     runs = [read_run(path) for path in paths]
     return [replace(run, label=label) for run, label in zip(runs, labels(runs), strict=True)]

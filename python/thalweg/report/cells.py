@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def by_run(self) -> list[float]:
-        """For each run that has any: the median seconds of communication over its rounds."""
+        """For each run with known communication times: their median over its rounds, in seconds."""
         each = ([row.communication_seconds for row in run.each_round] for run in self.done)
         known = ([value for value in values if value is not None] for values in each)
         return [median(values) for values in known if values]

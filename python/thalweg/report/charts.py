@@ -16,7 +16,7 @@ from thalweg.report.values import unit, unit_with_article
 if TYPE_CHECKING:
     from thalweg.report.values import Compared, RoundNumbers
 
-# A trace or a layout of Plotly: values of JSON that are only written.
+# A trace or a layout of Plotly, as JSON values. This package writes them and never reads them.
 Trace: TypeAlias = dict[str, Any]
 
 SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")

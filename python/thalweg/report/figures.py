@@ -47,14 +47,14 @@ LINES: Final = {"ba": ":"}
 # Maximum number of characters of a name below an axis, and of a name in a legend.
 TICK: Final = 28
 LEGEND: Final = 56
-# Limits for names below an axis: characters of all names side by side, lines of one name, names that may be slanted,
-# and points of height for upright names.
+# Limits for names below an axis: how many characters fit side by side; how many lines a name may have; how many names
+# may be slanted; and the height in points that upright names may take.
 ROOM: Final = 44
 MOST_TICK_LINES: Final = 3
 MOST_SLANTED: Final = 6
 UPRIGHT: Final = 190
 MOST_LABELS: Final = 8
-# More bins would be narrower than a line.
+# Maximum number of bins of time: with more of them a bin would be narrower than a line.
 BINS: Final = 500
 BOUND: Final = "lower bound"
 FLOOR: Final = "training and the lower bound of communication"

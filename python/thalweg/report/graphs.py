@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from thalweg.record.rows import Iteration
     from thalweg.report.source import Run
 
-# A node is slow if its training takes more than this many times that of the median node, and longer than that in all of
-# its iterations but this share. So times that scatter much make no node slow.
+# A node is slow if its median training time is more than SLOW times the median node's, and if at most the share
+# MAY_BE_FAST of its iterations trains no longer than the median node. So a node whose times only scatter is not slow.
 SLOW: Final = 1.5
 MAY_BE_FAST: Final = 0.1
 # Maximum number of slow nodes that a sentence names.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 LINK_KEYS: Final = frozenset(LinkSection.model_fields) - {"profile"}
-# The name of a network says only whether it has these parts.
+# Parts of a network that its name mentions without their settings.
 KEPT_LOST: Final = "losses not resent"
 PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
@@ -277,7 +277,8 @@ def retransmissions(run: Run) -> int | None:
     """Return the segments retransmitted in a run; None unless the counts of all senders are known.
 
     Senders count them until the last transfer is confirmed (``resent`` in the manifest). If that is incomplete, the
-    emulated hosts may have counted all of them. The sum over transfers would lack the segments that were counted last.
+    emulated hosts may have counted all of them. The sum over transfers is no substitute: it lacks the segments that
+    were counted after the last round.
     """
     resent, can = run.manifest.part("resent"), _can(run)
     counts = [resent.whole("down"), resent.whole("up")]
@@ -320,12 +321,12 @@ def total(values: Iterable[int | None]) -> int | None:
 
 
 def add(one: float | None, other: float | None, factor: float = 1.0) -> float | None:
-    """Return one + factor * other, or None if either is unknown."""
+    """Return ``one`` + ``factor`` * ``other``, or None if either is unknown."""
     return None if one is None or other is None else one + factor * other
 
 
 def divided(one: float | None, other: float | None) -> float | None:
-    """Return one / other, or None if either is unknown or ``other`` is 0."""
+    """Return ``one`` / ``other``, or None if either is unknown or ``other`` is 0."""
     return None if one is None or not other else one / other
 
 

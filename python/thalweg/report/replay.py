@@ -1,7 +1,8 @@
 """Replays a run of an aggregation tree in the simulator, to check whether simulated times can be trusted.
 
-The costs come from the record: hand-over and fold of single updates, and the time to make the model. So do the
-arrivals, round by round. The simulator's completion time is then compared with the run's.
+The costs come from the record: the hand-over and the fold of single updates, and the time to make the model. The
+arrivals of updates in each round come from the record too. The simulator's completion time is then compared with the
+run's.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class Switches(TypedDict):
 
 
 class Config(TypedDict):
-    """What of the control plane's settings decides what an update costs."""
+    """The settings of the control plane that decide what an update costs."""
 
     split: str
 
 
 class Scenario(TypedDict):
-    """What is read here of a plan's scenario for the core."""
+    """The parts of a plan's scenario for the core that this module reads."""
 
     bytes: int
     clients: int

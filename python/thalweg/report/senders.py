@@ -32,8 +32,8 @@ def named_congestion(plan: Plan) -> str | None:
 def congestion(run: Run) -> str | None:
     """Return the congestion control of a run's senders; None if it is unknown, or if there is none.
 
-    The first of these that is known counts: the plan's, the one that the clients' kernels reported, the server's, and
-    the system's default.
+    The first known one of these counts: the plan's, the one that the clients' kernels reported, the server's, the
+    system's default.
     """
     for way in ("up", "down"):
         ways = (row.congestion_control for row in run.transfers if row.direction == way)
@@ -67,9 +67,9 @@ def bbr_by_default(runs: Iterable[tuple[str, str | None]]) -> list[str]:
 def with_system(name: str, runs: Iterable[tuple[str, str | None]]) -> str:
     """Return the name of a failed run's transport, with the congestion control of other runs.
 
-    Without a record it is unknown which one the system chose. ``runs``: transport and congestion control of those in
-    the same condition. If all of them with transport ``name`` have the same congestion control, the failed run gets it
-    too.
+    The failed run has no record that says which congestion control the system chose. ``runs`` has transport and
+    congestion control of the other runs in the same condition. If all of them with transport ``name`` have the same
+    congestion control, the failed run gets it too.
     """
     found = {transport for transport, word in runs if word is not None and _without(transport, word) == name}
     return found.pop() if len(found) == 1 else name

@@ -26,12 +26,13 @@ MOST_LANES: Final = 64
 MOST_SERIES: Final = 16
 MOST_BINS: Final = 2000
 LEAST_BIN: Final = 0.02
-# A busy link is sampled every 10 ms. So the bytes that a sample adds were carried shortly before it.
+# A busy link is sampled every 10 ms. So the bytes between two samples are taken as carried within this time before the
+# later one.
 SAMPLING: Final = 0.01
 KINDS: Final = ("down", "training", "up", "broken off")
 
 Item = TypeVar("Item")
-# Takes one number of a round.
+# A function that returns one number of a round, or None.
 Number: TypeAlias = "Callable[[RoundNumbers], float | None]"
 
 
@@ -291,8 +292,8 @@ def _binned(one: Samples, name: str, begin: float, width: float, bins: int) -> L
     import numpy as np
 
     edges = np.linspace(begin, begin + width * bins, bins + 1)
-    # The sum of bytes as a line. It rises only shortly before a sample: if two samples are far apart, the link was
-    # idle.
+    # The sum of bytes over time as a line of points. Between samples that are far apart the link was idle, so the line
+    # rises only shortly before the later sample.
     before = np.concatenate(([begin], one.seconds[:-1]))
     rises = np.maximum(before, one.seconds - 2 * SAMPLING)
     sums = np.concatenate(([0.0], one.bytes_out))

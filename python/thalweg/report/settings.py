@@ -1,4 +1,4 @@
-"""The settings in which the plans of runs differ, without those that are in the names of the runs.
+"""The settings in which the plans of runs differ, except settings that the names of the runs mention anyway.
 
 Runs that differ in any of them are not repetitions of each other.
 """
@@ -50,6 +50,6 @@ def _words(one: Mapping[str, object], differing: Sequence[str]) -> str:
 
 
 def _word(key: str) -> str:
-    """Return the short form of a key for a name. A bare ``tree`` would be unclear, so ``shape`` becomes its section."""
+    """Return the short form of a key for a name: its last part, but the name of its section if that is ``shape``."""
     section, _, name = key.rpartition(".")
     return section if name == "shape" else name

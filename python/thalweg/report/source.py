@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from thalweg.plan import Plan
 
-# Keys of each table. Rows without them are skipped.
+# Columns that identify a row of each table. Rows that lack one of them are skipped.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "rounds": ("round",),
     "transfers": ("round", "client", "direction"),
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def trains_nothing(self) -> bool:
-        """Whether clients only send a payload. The training time that they then report is that of an empty call."""
+        """Whether clients only send a payload. The training time that they report then measures an empty call."""
         return self.plan.is_payload and not self.plan.training.compute
 
     @property

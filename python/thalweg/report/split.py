@@ -22,7 +22,7 @@ Split = Mapping[str, float]
 def splits(run: Run) -> dict[int, Split]:
     """Return the seconds of each part by round, without rounds whose transfers are not recorded.
 
-    A client communicates from the first byte sent of its model or update until the last one is received. It trains
+    A client communicates from the first sent byte of its model or update until the last byte is received. It trains
     between the end of the model and the begin of the update. For the rest of the round it waits, for other clients and
     the server. A graph's node communicates during its exchange, without the time in which it waits for neighbours.
     """

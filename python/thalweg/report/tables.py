@@ -59,7 +59,7 @@ size = known(format_bytes)
 seconds = known(format_seconds)
 share = known(percent)
 
-# Names of facts about jobs on graphs, by those about other jobs.
+# Names of facts about other jobs, each with its name for jobs on graphs.
 ON_GRAPHS: Final = {"clients": "nodes", "rounds": "iterations", "time of a round": "time of an iteration"}
 FACTS: Final[Columns[RunNumbers]] = (
     ("record", lambda run: word(run.record)),
@@ -173,7 +173,7 @@ def cells(rows: Sequence[CellNumbers]) -> str:
 
 
 def facts(runs: Sequence[RunNumbers]) -> list[str]:
-    """Return what is known of runs: a table of what all have in common, and one with a row for each run's rest."""
+    """Return the facts about runs: one table of those that all runs share, and one of the others, with a row a run."""
     names = ON_GRAPHS if unit(runs) == "iteration" else {}
     found = [(names.get(name, name), [show(run) for run in runs]) for name, show in FACTS]
     known = [(name, values) for name, values in found if not set(values) <= EMPTY]

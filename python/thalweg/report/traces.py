@@ -61,7 +61,7 @@ class LinkTrace:
     seen: int = 0
 
     def add(self, line: Line) -> None:
-        """Store the line if it is the next ``stride``-th one."""
+        """Store the line if it is one of every ``stride`` lines."""
         if self.seen % self.stride == 0:
             self.lines.append(line)
         self.seen += 1
@@ -211,11 +211,11 @@ def _point(lines: Sequence[Line]) -> Point:
 
 def _grown(first: Line, last: Line, name: str) -> float | None:
     before, after = first.values[name], last.values[name]
-    # Segments that counted as lost may arrive after all.
+    # Never below 0: a segment that counted as lost may arrive after all.
     return None if before is None or after is None else max(0.0, after - before)
 
 
-# Rows of a plot: the title, a factor, and for each line its key, name and dash.
+# The rows of a plot: title, factor, and for each line in it the key, the name and the dash.
 ROWS: Final = (
     ("RTT (ms)", 1e3, (
         ("rtt_latest", "longest sample", "solid"), ("rtt", "smoothed", "solid"), ("rtt_min", "minimum", "dot"),

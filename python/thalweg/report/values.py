@@ -30,8 +30,8 @@ class Spread:
 class RoundNumbers:
     """A round: its columns in the record, with the sums over rounds so far and the least communication.
 
-    ``elapsed_seconds`` is the sum so far, ``bound_seconds`` the least communication, ``bound_elapsed_seconds`` what the
-    sum would be with that.
+    ``elapsed_seconds`` is the sum of the rounds' times so far, ``bound_seconds`` the least time for communication, and
+    ``bound_elapsed_seconds`` the sum of the rounds' times if each had taken only that.
     """
 
     round: int

@@ -1,14 +1,14 @@
 """Compares transports: the ratio of their times, its confidence interval, and how many runs would settle it.
 
-Runs are compared, not rounds, because rounds within a run are alike. The compared value is the ratio of geometric
-means.
+It compares runs and not rounds, because the rounds of a run are not independent. The compared value is the ratio of
+geometric means.
 
 - Its confidence interval is Welch's, by Student's t on the logarithms. All intervals of a comparison hold together with
   95 %: k transports have k (k - 1) / 2 pairs, and each pair gets an equal part of the 5 % (Bonferroni).
 - A permutation test proves a difference. It assumes nothing about the distribution of times. Of all ways to divide the
   runs between the two transports, it takes the fraction that separates them at least as far. That fraction, times the
-  number of pairs, must be at most 5 %. So equal transports are wrongly called different in at most 5 % of all cases.
-  Two runs of each prove nothing: two of their six divisions separate them as far.
+  number of pairs, must be at most 5 %. So equal transports are wrongly called different in at most
+    5 % of all cases. Two runs of each prove nothing: two of their six divisions separate them as far.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ALIKE: Final = 0.02
 MOST_DEALS: Final = 20_000
 # Maximum number of repetitions that a verdict asks for.
 MOST_RUNS: Final = 100
-# How sure a claim is, from the least on. The same words are used everywhere.
+# How sure a claim is, in ascending order. All outputs use the same words.
 SURE: Final = ("no", "fairly", "yes")
-# Distance between the measured and the requested conditions, in doublings: from NEAR on at most "fairly", beyond FAR
-# "no".
+# Limits for the distance between measured and requested conditions, in doublings. From NEAR on a claim is at most
+# "fairly" sure, beyond FAR it is not ("no").
 NEAR: Final = 0.1
 FAR: Final = 2.0
 

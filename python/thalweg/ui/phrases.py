@@ -10,12 +10,12 @@ from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 
 def percent(value: float) -> str:
-    """Return a fraction as percent, such as ``93.10 %``; small ones with three figures."""
+    """Return a fraction as percent, such as ``93.10 %``. Small fractions get three significant digits."""
     return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
 
 
 def shortly(value: float) -> str:
-    """Return a number with four figures at most."""
+    """Return a number with at most four significant digits."""
     return f"{value:.4g}"
 
 

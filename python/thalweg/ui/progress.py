@@ -84,7 +84,7 @@ def iteration_line(entry: Entry, rounds: int) -> str:
 
 
 def missing_words(entry: Entry) -> list[str]:
-    """Return the missing fractions of a round's updates and models, such as ``10 % missing``; none if all arrived."""
+    """Return which fractions of a round's updates and models are missing, as texts such as ``10 % missing``."""
     found = []
     for direction, words in (("up", "missing"), ("down", "of the model missing")):
         ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]

@@ -51,7 +51,7 @@ _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re
 
 
 class UnexpectedValueError(ValueError):
-    """A value is not of the ``expected`` form, which completes the sentence "Give KEY as ..."."""
+    """A value is not of the ``expected`` form. That text completes the sentence "Give KEY as ..."."""
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(f"{value!r} is not {expected}")

@@ -28,7 +28,7 @@ from thalweg.ui.comparing import (
 
 # Factors from this one on are written as "times as long", smaller ones in percent.
 TIMES: Final = 2.0
-# Ends of an interval beyond these factors are not printed, as they carry no information.
+# The ends of an interval are not printed if they are beyond these factors: such a wide interval tells nothing.
 MOST_TIMES: Final = 1000.0
 MOST_NAMED: Final = 4
 # The option of ``thalweg bench`` for the number of runs.
@@ -164,7 +164,7 @@ def how_much(one: Comparison) -> str:
 
 
 def between(one: Comparison) -> str:
-    """Return the text of the interval, such as ``5.1 to 9.7``; without an interval, that of the factor."""
+    """Return the interval as text, such as ``5.1 to 9.7``; without an interval, the factor as text."""
     if one.low is None or one.high is None:
         return _times(one.factor)
     return f"{_times(one.low)} to {_times(one.high)}"
