@@ -31,7 +31,7 @@ FORM: Final = "Write module:object as my_app:App, or path/to/file.py:object"
 HOOKS: Final = "An app has model() and train(model, data, config); see docs/how-to/own-model.md"
 NEEDED: Final = ("model", "train")
 EVALUATING: Final = "Give it test_data() and evaluate(model, data), or remove job.evaluate"
-# Maximum number of characters of a value in an error.
+# Errors quote at most this many characters of a value.
 LONGEST: Final = 80
 # Seeds have 32 bits, because NumPy takes no larger ones.
 NUMPY_SEEDS: Final = 1 << 32

@@ -25,7 +25,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One transfer of a model or an update; the columns of ``transfers`` in the record say what the fields mean."""
+    """One transfer of a model or an update. The columns of ``transfers`` in the record explain the fields."""
 
     round: int
     client: str

@@ -108,8 +108,8 @@ class KnownApp:
     ) -> tuple[int, dict[str, float]]:
         """Train in place for the round ``config["round"]`` (int, from 1); return (samples, metrics).
 
-        Metrics: ``loss`` and ``train_accuracy`` (0..1), means over the epochs. Follows from the model's values, the
-        data, the seed, the client and the round alone.
+        Metrics: ``loss`` and ``train_accuracy`` (0..1), means over the epochs. The result depends only on the model's
+        values, the data, the seed, the client and the round.
         """
         from thalweg.algorithms import local_sgd
 

@@ -1,12 +1,12 @@
-"""What a client may report with its update, checked where it is sent and again where it comes.
+"""What a client may report with its update. The sender checks it, and the server checks it again.
 
 Metrics are the app's own figures: a flat map of at most 64 short names to numbers, short strings, and true or false.
-Usage is what this package measures of a client's process. They travel as ``{"metrics": {...}, "usage": {...}}``, at
-most 16 KiB of strict JSON, and are never mixed: an app may report a ``train_seconds`` of its own. A client that
-evaluates its own model adds ``{"evaluation": {"accuracy", "loss"}}``.
+Usage is what this package measures of a client's process. They are sent as ``{"metrics": {...}, "usage": {...}}``, at
+most 16 KiB of strict JSON. They stay separate, so an app may report a metric ``train_seconds`` of its own. A client
+that evaluates its own model adds ``{"evaluation": {"accuracy", "loss"}}``.
 
-The sender refuses what does not fit, with the hint. The server believes nobody: what does not fit is dropped, with a
-note of the client, the key and the reason, once each.
+The sender raises an error with a hint for a value that does not fit. The server trusts no client: it drops such a
+value, and notes the client, the key and the reason once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def offered(
 ) -> str:
     """Return the text of an update's metrics, usage and evaluation; values that are None are left out.
 
-    Scalars of NumPy and PyTorch become Python's numbers. Raises MetricsError for what the server would drop.
+    Scalars of NumPy and PyTorch become Python's numbers. Raises MetricsError for a value that the server would drop.
     """
     kept = returned("train", metrics)
     known = {name: value for name, value in usage.items() if value is not None}
@@ -77,7 +77,7 @@ def returned(by: str, metrics: Mapping[str, object]) -> dict[str, Value]:
 
 
 def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return the metrics that fit, and for each other name the reason, as in "loss" but "it is a list"."""
+    """Return the metrics that fit; and the others by name, each with the reason, such as "it is a list"."""
     kept: dict[str, Value] = {}
     refused: dict[str, str] = {}
     for name, value in metrics.items():
@@ -93,7 +93,7 @@ def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, 
 
 
 def checked_usage(usage: object) -> tuple[Usage, dict[str, str]]:
-    """Return the parts of usage that can be true, and for each other part the reason why it cannot."""
+    """Return the parts of usage with possible values, and for each other part why its value is impossible."""
     kept: dict[str, int | float | str] = {}
     refused: dict[str, str] = {}
     for name, value in usage.items() if isinstance(usage, dict) else ():

@@ -11,9 +11,9 @@ from thalweg.errors import PlanError
 
 
 def encoded(what: str, value: object) -> str:
-    """Return a value as JSON, which has finite numbers only; scalars of NumPy and PyTorch become Python's numbers.
+    """Return a value as JSON with finite numbers only. Scalars of NumPy and PyTorch become Python's numbers.
 
-    ``what`` names the value in the error. Raises PlanError for what is no JSON.
+    ``what`` names the value in the error. Raises PlanError for a value that JSON cannot hold.
     """
     try:
         return json.dumps(value, default=_plain, allow_nan=False)
@@ -26,7 +26,7 @@ def encoded(what: str, value: object) -> str:
 def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> str:
     """Return a round's config as JSON: thalweg's ``own`` keys, and those that the user has ``given``.
 
-    Raises PlanError for a key that thalweg sets itself, and for what is no JSON.
+    Raises PlanError for a key that thalweg sets itself, and for a value that JSON cannot hold.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):

@@ -42,13 +42,13 @@ __all__ = ["app", "main"]
 typer.core.HAS_RICH = False
 
 
-# The error of typer, or of click below it, for a command line that it cannot parse. Its module differs between releases
-# of both; its place among the base classes of BadParameter does not.
+# The class of errors that typer, or click below it, raises for a command line that it cannot parse. Its module differs
+# between releases, so it is looked up among the base classes of BadParameter.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
 CORE: Final = "thalweg._core"
-# Commands that have become part of others: the old name -> the new command.
+# Commands of earlier releases that were merged into others: old name -> new command.
 RENAMED: Final = {"transports": "thalweg doctor --transports", "unifl": "thalweg forward --mask"}
 
 

@@ -174,7 +174,7 @@ def _answer(answer: Answer, form: Callable[[float], str]) -> str:
 
 
 def _factor(compared: Comparison, unit: str) -> str:
-    """Return how many times as much the next one needs, with the interval of that if it is known."""
+    """Return how many times as much the next best transport needs, with the interval of that factor if it is known."""
     if not math.isfinite(compared.factor):
         return "-"
     factor = f"{compared.factor:.2f}{unit}"

@@ -49,7 +49,8 @@ def command(
         from thalweg.job.star.remote import join_job
         from thalweg.plan import Plan
 
-        # The server has the job's plan. Here a plan only checks the options that do not depend on the server's plan.
+        # The server has the job's plan. The plan that is made here only serves to check those options of the client
+        # that do not depend on the server's plan.
         own = Plan.of({}).merge({key: options[key] for key in CHECKED})
         membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
         app, root, tensors = (options[key] for key in ("app.object", "data.root", "model.tensors"))

@@ -168,7 +168,7 @@ def data(
 ) -> None:
     """Write the data sets that a Flower app asks flwr_datasets for, so that it loads them without a network.
 
-    The exit code is 1 if there is one that thalweg cannot make.
+    The exit code is 1 if thalweg cannot make one of them.
     """
     with output(as_json=as_json) as emit:
         from thalweg.flower.data import ENVIRONMENT, prepare

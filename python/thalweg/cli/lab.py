@@ -246,7 +246,7 @@ def _start(request: Request, name: str | None, *, attached: bool) -> RunningLab:
     lab = client.start(spec.text(), wanted, unique=name is None, attached=attached)
     try:
         lab.start()
-    except BaseException:  # also Ctrl-C: the caller has no reference yet, so it cannot end the lab
+    except BaseException:  # also for Ctrl-C: nobody else can end the lab, since the caller has no reference to it yet
         lab.down()
         raise
     return lab

@@ -13,7 +13,7 @@ from thalweg.errors import PlanError
 from thalweg.ui.output import output
 
 STDOUT: Final = "-"
-# The options that `forward` has for masking alone, and those that masking shares with its other two forms.
+# The options of `forward` that only masking has; and the options that masking shares with the far end and the near end.
 ALONE: Final = frozenset({"holes", "budget", "reliable", "align", "control", "buffer", "idle", "plain"})
 SHARED: Final = frozenset({"mask", "listen", "to", "option", "connections", "first_byte", "as_json"})
 MOST_CONNECTIONS: Final = 2048

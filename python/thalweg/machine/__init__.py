@@ -48,7 +48,8 @@ def has_virtual_time() -> bool:
 def cpu_seconds(since: float | None = 0.0) -> float | None:
     """Return the CPU time of this process, in user space and in the kernel, all threads together.
 
-    The count starts when this function returned ``since``. Returns None in virtual time, which is not CPU time.
+    The count starts at the time at which this function returned ``since``. Returns None in virtual time, where CPU time
+    has no meaning.
     """
     if since is None or has_virtual_time():
         return None

@@ -25,7 +25,7 @@ HURRIED_SECONDS: Final = 0.4
 # The signals that end a command.
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# How often, and for how many seconds at most, a signal waits for an import to end.
+# A signal waits for an import to end: seconds between two checks, and the maximum seconds in all.
 LOOK_SECONDS: Final = 0.02
 IMPORT_SECONDS: Final = 5.0
 IMPORTERS: Final = "<frozen importlib"
@@ -37,8 +37,8 @@ _interrupts: list[tuple[int, float]] = []
 def remember_interrupts() -> None:
     """From now on remember the signals of ``ENDING``, and raise KeyboardInterrupt between imports.
 
-    To be called in the main thread. A signal that this process was started to ignore, as by ``nohup``, stays ignored.
-    Only Ctrl-C counts more than once: service managers and shells repeat the others while a command is ending.
+    Call it in the main thread. A signal that this process was started to ignore, as by ``nohup``, stays ignored. Only
+    Ctrl-C counts more than once: service managers and shells repeat the others while a command is ending.
 
     Some libraries catch every exception while they are imported, NumPy and PyTorch among them, and may not work
     afterwards. So a signal during an import is raised when the import has ended, after five seconds, or with a Ctrl-C
@@ -149,5 +149,5 @@ def leave(code: int) -> NoReturn:
 
 
 def within(seconds: float, hurried: float = HURRIED_SECONDS) -> float:
-    """Return ``seconds``; while a signal ends the command, ``hurried`` seconds if that is less."""
+    """Return ``seconds``, or at most ``hurried`` seconds while a signal is ending the command."""
     return min(seconds, hurried) if is_hurried() else seconds

@@ -1,8 +1,8 @@
 """Opens a folder of this user at a well-known path, as below /tmp, so that no other user can redirect the path.
 
-A user who may write to a folder on the path can put a link there, and so make root remove files of another folder.
-Therefore each part of the path is opened relative to its parent, never through a link, and its owner and mode are
-checked once it is open. The caller then works by the folder's descriptor, not by its path.
+Any user who may write to a folder of the path could put a symbolic link there. Root would then remove files of the
+link's target. Therefore each part of the path is opened relative to its parent, never through a link, and its owner and
+mode are checked once it is open. The caller then works by the folder's descriptor, not by its path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def open_private(path: Path, *, make: bool = True) -> int:
     """Return a descriptor of a folder that only this user can write; with ``make`` a missing folder is created.
 
     The folders above it must belong to this user or to root, and no other user may replace their content: others cannot
-    write them, or they are sticky as /tmp is. Raises PermissionError if that is not so, and OSError.
+    write them, or they are sticky as /tmp is. Raises PermissionError if one of these conditions is not met, and
+    OSError.
     """
     whole = path.absolute()
     # Follow links in the existing part: they are the system's, such as /var/run. The folders behind are checked too.

@@ -1,4 +1,4 @@
-"""The maximum time that one call waits. Then the caller checks for Ctrl-C, lost processes and its deadline."""
+"""The maximum time for which one call waits. After it the caller checks for Ctrl-C, lost processes and its deadline."""
 
 from __future__ import annotations
 
