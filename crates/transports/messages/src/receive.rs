@@ -159,33 +159,57 @@ fn deliver(shared: &LinkState, header: &FrameHeader, payload: &[u8], sink: &dyn 
 mod tests {
     use std::sync::Arc;
 
+    use async_trait::async_trait;
     use thalweg_conformance::Recorder;
-    use thalweg_transport::{Address, AdmissionQueue, Bounds, Options, Origin, Peer, Standing};
+    use thalweg_transport::{Address, AdmissionQueue, Bounds, Capabilities, Origin, Peer, Standing};
     use thalweg_wire::{ChunkHeader, LayoutHash};
 
     use super::*;
     use crate::envelope::{decode, encode, Tag};
     use crate::shared::Ends;
-    use crate::switchboard::{Habits, Switchboard};
-    use crate::{MemberId, Post, Side};
+    use crate::{Carrier, Event, MemberId, Message, Nature};
+
+    /// A carrier that drops what is published, and to which nothing comes. Messages reach the link through
+    /// [`dispatch`].
+    struct Silent;
+
+    #[async_trait]
+    impl Carrier for Silent {
+        fn nature(&self) -> Nature {
+            let max_message = 1 << 20;
+            Nature { max_message, group: true, lossy: false, window: 4 << 20, copies_out: 1, copies_in: 0 }
+        }
+
+        fn address(&self) -> Address {
+            Address::parse("silent://receive:1").unwrap()
+        }
+
+        async fn publish(&self, _to: Mailbox, message: Message<'_>) -> Result<u64> {
+            Ok(message.length() as u64)
+        }
+
+        async fn next(&self) -> Result<Event> {
+            std::future::pending().await
+        }
+
+        async fn close(&self) {}
+    }
 
     /// The listener's end of a link.
-    async fn link(standing: Standing) -> Arc<LinkState> {
-        let (board, member) = (Switchboard::new(Habits::default()), MemberId([0x81; 16]));
-        let address = Address::parse("board://receive:0").unwrap();
-        let carrier = board.open(Side::Listener, &address, &Options::default()).await.unwrap();
+    fn link(standing: Standing) -> Arc<LinkState> {
+        let member = MemberId([0x81; 16]);
         LinkState::new(Ends {
             to: Mailbox::Member(member),
             tag: Tag { instance: 1, member },
             slot: 0,
             peer: Peer::default(),
-            capabilities: board.capabilities(),
+            capabilities: Capabilities::default(),
             windows: (1 << 20, 1 << 20),
             group: Arc::default(),
             moved: Arc::default(),
             kept: Arc::default(),
             standing,
-            carrier,
+            carrier: Arc::new(Silent),
         })
     }
 
@@ -206,12 +230,11 @@ mod tests {
     async fn an_announcement_is_as_bad_as_a_chunk_from_an_unauthenticated_peer_and_says_no_more_than_a_time_later(
     ) {
         let sink = Recorder::new(0);
-        let shared =
-            link(Standing::new([AdmissionQueue::new(Bounds::default()).enter(Origin::Unknown)])).await;
+        let shared = link(Standing::new([AdmissionQueue::new(Bounds::default()).enter(Origin::Unknown)]));
         announce(&shared);
         assert_eq!(receive(&shared, &sink).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(sink.seen().begun, 0);
-        let shared = link(Standing::new([])).await;
+        let shared = link(Standing::new([]));
         announce(&shared);
         shared.end("that was all");
         assert_eq!(receive(&shared, &sink).await.unwrap_err().kind(), ErrorKind::Closed);
