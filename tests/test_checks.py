@@ -132,6 +132,19 @@ def test_impure_code_is_found_and_comments_are_not(script: Any) -> None:
     assert sum(bool(purity.re.search(pattern, code)) for pattern in purity.IMPURE) == 1
 
 
+def test_only_dev_dependencies_name_crates_for_tests(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    purity = script("check_purity")
+    monkeypatch.setattr(purity, "ROOT", tmp_path)
+    for section in ("dependencies", "dev-dependencies"):
+        (tmp_path / section).mkdir()
+        (tmp_path / section / "Cargo.toml").write_text(f"[{section}]\nthalweg-testkit.workspace = true\n")
+    (fault,) = purity.for_tests([tmp_path / "dependencies", tmp_path / "dev-dependencies"])
+    assert fault.startswith("dependencies/Cargo.toml: ")
+    assert "thalweg-testkit" in fault
+
+
 def test_retired_words_are_found_in_every_spelling_of_a_name(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,9 @@
 //! Wrappers over any transport, which are transports again: [`Fault`] loses, reorders, repeats, damages and
 //! delays chunks and cuts links, [`Throttle`] limits the rate, [`Emulate`] makes a link like one of a
-//! network, [`Seal`] encrypts chunks end to end, [`Compress`] sends values in fewer bytes, [`Trace`] records
-//! what passes.
+//! network, [`Seal`] encrypts chunks end to end, [`Compress`] sends values in fewer bytes. `Trace` of
+//! `crates/testkit` is a layer for tests, which records what passes.
 //!
-//! A layer acts on what its own side sends (seal, compress and trace: and receives); wrap both sides for both
+//! A layer acts on what its own side sends (seal and compress: and receives); wrap both sides for both
 //! directions. What to do with which chunk is decided by small types without a clock and without IO; tokio
 //! only drives them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
 #![forbid(unsafe_code)]
@@ -20,7 +20,6 @@ mod rate;
 mod script;
 mod seal;
 mod throttle;
-mod trace;
 mod wrap;
 
 #[cfg(any(test, feature = "fuzz"))]
@@ -34,5 +33,4 @@ pub use rate::Rate;
 pub use script::{DelayLine, Fate, Script, Step};
 pub use seal::Seal;
 pub use throttle::Throttle;
-pub use trace::{Event, Trace, What};
 pub use wrap::{Layer, Links, Side};

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use thalweg_conformance::{suite, unauthenticated_peers, Factory};
-use thalweg_layers::{Compress, Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
+use thalweg_layers::{Compress, Emulate, Fault, Layer, Rate, Seal, Throttle};
 use thalweg_linkmodel::Shape;
 use thalweg_seal::Suite;
 use thalweg_tcp::Tcp;
+use thalweg_testkit::trace::Trace;
 use thalweg_transport::memory::Memory;
 
 mod common;

@@ -2,7 +2,7 @@
 //!
 //! A protocol implements [`Post`], which opens connections, and [`Carrier`], which publishes messages to
 //! mailboxes and reads its own. Everything else is written once, on top of these traits; [`Messages`] is the
-//! transport. [`switchboard`] is a carrier within one process, for tests.
+//! transport. `Switchboard` of `crates/testkit` is a carrier within one process, for tests.
 //!
 //! Each message begins with a head: the link it belongs to, and its number. A member repeats its hello until
 //! the listener answers. A sender sends only what the receiver has granted, so the queues between them are
@@ -25,7 +25,6 @@ mod secret;
 mod send;
 mod shared;
 mod shelf;
-pub mod switchboard;
 
 pub use carrier::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network, Post, Side};
 pub use link::Messages;

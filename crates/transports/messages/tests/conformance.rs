@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use thalweg_conformance::Factory;
-use thalweg_messages::switchboard::{Habits, Switchboard};
 use thalweg_messages::Messages;
+use thalweg_testkit::switchboard::{Habits, Switchboard};
 
 fn factory(change: impl FnOnce(&mut Habits)) -> Factory {
     let mut habits = Habits::default();

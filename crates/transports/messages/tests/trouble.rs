@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
-use thalweg_messages::switchboard::{Habits, Switchboard};
 use thalweg_messages::{Mailbox, Messages, CONTROL_WINDOW};
+use thalweg_testkit::switchboard::{Habits, Switchboard};
 use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, SendReport, Transport};
 
 const CHUNK: u32 = 64 << 10;

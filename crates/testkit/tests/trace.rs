@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Factory, Pair, Pump, Recorder};
-use thalweg_layers::{Event, Layer, Trace, What};
+use thalweg_layers::Layer;
+use thalweg_testkit::trace::{Event, Trace, What};
 use thalweg_transport::memory::Memory;
 
 async fn pair(trace: &Trace, name: &str) -> Pair {

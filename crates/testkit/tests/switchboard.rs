@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_messages::switchboard::{Habits, Switchboard};
 use thalweg_messages::{Care, Carrier, Event, Mailbox, MemberId, Message, Post, Side};
+use thalweg_testkit::switchboard::{Habits, Switchboard};
 use thalweg_transport::{Address, ErrorKind, Options};
 
 fn address() -> Address {

@@ -7,14 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use serde::Serialize;
 use thalweg_arena::Claim;
+use thalweg_layers::{Layer, Links, Side};
 use thalweg_transport::{
     Capabilities, Error, ErrorKind, Link, LinkLayer, Outgoing, Result, SendReport, Sink, Target,
 };
 use thalweg_wire::{ChunkHeader, Ranges, WireError};
 use tokio::time::Instant;
-
-use crate::wrap::{add, nothing, piece};
-use crate::{Layer, Links, Side};
 
 /// What happened on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -223,10 +221,16 @@ impl LinkLayer for TracedLink {
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        let mut report = nothing();
-        for (index, chunk) in update.chunks().iter().enumerate() {
-            let sent = self.inner.send_update(&piece(update, index)).await;
-            add(&mut report, &sent.map_err(|error| self.failed(error))?);
+        // On tokio's clock, which tests can pause.
+        let now = Instant::now().into_std();
+        let mut report = SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now };
+        for chunk in update.chunks() {
+            let piece = update.with_chunks([chunk.clone()]);
+            let sent = self.inner.send_update(&piece).await.map_err(|error| self.failed(error))?;
+            report.chunks += sent.chunks;
+            report.payload += sent.payload;
+            report.wire += sent.wire;
+            report.ended = report.ended.max(sent.ended);
             let (id, range) = (update.id(), chunk.range());
             let (offset, length) = (range.start, range.len() as u32);
             let (job, round, sender, layout) = (id.job, id.round, id.sender, id.layout);

@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_messages::{
+    Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
+};
 use thalweg_rng::Rng;
 use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Result};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
-
-use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
 /// Number of messages in an outbox from which its publisher has to wait.
 const OUTBOX: usize = 16;
