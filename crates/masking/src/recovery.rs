@@ -35,9 +35,9 @@ pub(super) struct Recovery {
 impl Recovery {
     /// Starts tracking a recovery. `reported`: our clock when we report the loss. `from`: one past the last byte
     /// acknowledged. `highest`: one past the highest byte that has arrived.
-    pub fn new(reported: u32, from: u64, highest: u64) -> Self {
+    pub fn new(clock: u32, from: u64, highest: u64) -> Self {
         Self {
-            began: (reported, reported),
+            began: (clock, clock),
             from,
             surely: highest,
             perhaps: highest,
@@ -80,11 +80,11 @@ impl Recovery {
     /// that has arrived. `None` if the sender is in no recovery. If this one is over and something is
     /// `missing`, the next one begins.
     pub fn after(self, clock: u32, acknowledged: u64, highest: u64, missing: bool) -> Option<Self> {
-        let Some((first, come)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
+        let Some((first_clock, first_highest)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
             return Some(self);
         };
-        let next = Self::new(first, acknowledged, come);
-        missing.then_some(Self { began: (first, clock), perhaps: highest, follows: true, ..next })
+        let next = Self::new(first_clock, acknowledged, first_highest);
+        missing.then_some(Self { began: (first_clock, clock), perhaps: highest, follows: true, ..next })
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
         ((clock - 20, clock - 40), u64::from(clock) * 1000)
     }
 
-    fn reported() -> Recovery {
+    fn recovering() -> Recovery {
         let mut recovery = Recovery::new(100, 90_000, 100_000);
         for clock in 101..150 {
             let (clocks, end) = at(clock);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn it_ends_with_what_was_sent_before_it_began() {
-        let mut recovery = reported();
+        let mut recovery = recovering();
         let ends: Vec<bool> = [90_000, 91_000, 138_999, 139_000, 141_000, 149_000]
             .iter()
             .map(|&acknowledged| recovery.may_end(150, acknowledged, 149_000))
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_then_begins_the_next() {
-        let mut recovery = reported();
+        let mut recovery = recovering();
         assert!(recovery.may_end(150, 139_500, 149_000));
         let mut next = recovery.after(155, 141_000, 154_000, true).unwrap();
         // All data that has arrived so far may have been sent before the second recovery began.
