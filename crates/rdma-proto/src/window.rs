@@ -139,7 +139,7 @@ impl Window {
             trip: Some(now.saturating_sub(sent.at)),
             measured: self.delivery.measure(self.rate.base()),
         };
-        self.rate.acknowledged(&sample);
+        self.rate.on_ack(&sample);
         if let (Some(due), Some(base), Some(pace)) = (sent.due, self.rate.base(), self.rate.pace()) {
             if now > due + base + base / 2 {
                 self.size.late();

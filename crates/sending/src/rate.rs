@@ -371,7 +371,7 @@ impl Rate {
     }
 
     /// Processes an ACK.
-    pub fn acknowledged(&mut self, sample: &AckSample) {
+    pub fn on_ack(&mut self, sample: &AckSample) {
         let new_round = sample.measured.is_some_and(|measured| measured.before >= self.round_ends);
         if new_round {
             self.round += 1;
@@ -625,7 +625,7 @@ mod tests {
     fn cruising() -> Rate {
         let mut rate = Rate::new(1_400, 32);
         for round in 0..20 {
-            rate.acknowledged(&sample((40 * round as u32) * MS, 1e6, 40 * MS, round));
+            rate.on_ack(&sample((40 * round as u32) * MS, 1e6, 40 * MS, round));
         }
         assert!(matches!(rate.mode, Mode::Cruising(..)), "{:?}", rate.mode);
         rate
@@ -635,9 +635,9 @@ mod tests {
     fn starts_fast_and_then_keeps_to_the_path() {
         let mut rate = Rate::new(1_400, 32);
         assert_eq!((rate.window(), rate.pace()), (32 * 1_400, None));
-        rate.acknowledged(&sample(40 * MS, 5e5, 40 * MS, 0));
+        rate.on_ack(&sample(40 * MS, 5e5, 40 * MS, 0));
         assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04), "not slower than it began");
-        rate.acknowledged(&sample(80 * MS, 2e6, 40 * MS, 1));
+        rate.on_ack(&sample(80 * MS, 2e6, 40 * MS, 1));
         assert_eq!(rate.pace(), Some(STARTING * 2e6));
         let rate = cruising();
         let holds = 1e6 * (1.25 * 0.04 + 0.02);
@@ -647,10 +647,10 @@ mod tests {
     /// A sender that has just seen a queue.
     fn checking() -> Rate {
         let mut rate = Rate::new(1_400, 32);
-        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
+        rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
         for n in 1..=QUEUED {
             assert_eq!(rate.mode, Mode::Starting);
-            rate.acknowledged(&sample((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
+            rate.on_ack(&sample((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
         }
         assert!(matches!(rate.mode, Mode::Checking(_)), "{:?}", rate.mode);
         rate
@@ -660,7 +660,7 @@ mod tests {
     fn the_first_queue_that_stays_ends_the_start() {
         let mut rate = checking();
         for round in 1..4 {
-            rate.acknowledged(&sample((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
+            rate.on_ack(&sample((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
         }
         assert!(matches!(rate.mode, Mode::Draining | Mode::Cruising(..)), "{:?}", rate.mode);
     }
@@ -671,7 +671,7 @@ mod tests {
         for round in 0..40 {
             let idle = Measured { rate: 1e3, idle: true, before: round };
             let late = sample((40 * round as u32) * MS, 1e3, if round == 0 { 40 } else { 50 } * MS, round);
-            rate.acknowledged(&AckSample { measured: Some(idle), ..late });
+            rate.on_ack(&AckSample { measured: Some(idle), ..late });
         }
         assert_eq!(rate.mode, Mode::Starting);
         assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
@@ -682,7 +682,7 @@ mod tests {
         let mut rate = checking();
         for n in 0..20_u32 {
             let trip = if n % 2 == 0 { 60 } else { 160 };
-            rate.acknowledged(&sample((60 + n) * MS, 2e6, trip * MS, 0));
+            rate.on_ack(&sample((60 + n) * MS, 2e6, trip * MS, 0));
         }
         assert_eq!(rate.mode, Mode::Starting);
     }
@@ -691,14 +691,14 @@ mod tests {
     #[test]
     fn a_flight_that_took_long_to_send_does_not_slow_down_the_start() {
         let mut rate = Rate::new(1_400, 32).starting_fast();
-        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
+        rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
         let long = AckSample { delivered: 100_000, ..sample(120 * MS, 1.25e6, 40 * MS, 0) };
-        rate.acknowledged(&long);
+        rate.on_ack(&long);
         assert_eq!(rate.window(), (GROWTH * 100_000.0) as u64);
         // Bytes that waited in a queue do not count.
         let mut rate = Rate::new(1_400, 32).starting_fast();
-        rate.acknowledged(&sample(40 * MS, 1e6, 40 * MS, 0));
-        rate.acknowledged(&AckSample { delivered: 100_000, trip: Some(400 * MS), ..long });
+        rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
+        rate.on_ack(&AckSample { delivered: 100_000, trip: Some(400 * MS), ..long });
         assert!(rate.carried < 50_000, "{}", rate.carried);
     }
 
@@ -706,7 +706,7 @@ mod tests {
     fn late_acknowledgements_do_not_end_the_start() {
         let mut rate = checking();
         for n in 0..QUEUED {
-            rate.acknowledged(&sample((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
+            rate.on_ack(&sample((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
         }
         assert_eq!(rate.mode, Mode::Starting);
     }
@@ -715,10 +715,10 @@ mod tests {
     fn a_rate_is_forgotten_after_ten_rounds_and_an_idle_one_at_once() {
         let mut rate = cruising();
         let idle = Measured { rate: 5e5, idle: true, before: 20 };
-        rate.acknowledged(&AckSample { measured: Some(idle), ..sample(800 * MS, 5e5, 40 * MS, 20) });
+        rate.on_ack(&AckSample { measured: Some(idle), ..sample(800 * MS, 5e5, 40 * MS, 20) });
         assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
         for round in 21..40 {
-            rate.acknowledged(&sample(40 * MS * round as u32, 5e5, 40 * MS, round));
+            rate.on_ack(&sample(40 * MS * round as u32, 5e5, 40 * MS, round));
         }
         assert_eq!(rate.rates.front().map(|r| r.1), Some(5e5));
     }
@@ -737,7 +737,7 @@ mod tests {
                 let lost = (MANY * share / (1.0 - share)) as u64;
                 let now = 40 * MS * round as u32;
                 let fates = (MANY as u64, lost);
-                rate.acknowledged(&AckSample { fates, ..sample(now, 1e6, 40 * MS, rate.round_ends) });
+                rate.on_ack(&AckSample { fates, ..sample(now, 1e6, 40 * MS, rate.round_ends) });
             }
             assert!((pace(&rate) - expected).abs() < 0.001, "{share}: {}", pace(&rate));
         }
@@ -748,7 +748,7 @@ mod tests {
         let mut rate = cruising().making_up(0.4);
         for _ in 0..60 {
             let round = rate.round + 1;
-            rate.acknowledged(&AckSample {
+            rate.on_ack(&AckSample {
                 fates: (MANY as u64, MANY as u64 / 2),
                 ..sample(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
             });
@@ -764,7 +764,7 @@ mod tests {
         for n in 0..60 {
             let round = rate.round + 1;
             let fates = if n % 8 == 0 { (MANY as u64, 0) } else { (MANY as u64, MANY as u64 / 2) };
-            rate.acknowledged(&AckSample {
+            rate.on_ack(&AckSample {
                 fates,
                 ..sample(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
             });
@@ -783,7 +783,7 @@ mod tests {
                 let arrived = (sent * (1.0 - loss)).min(1e6);
                 let fates = ((MANY * arrived / sent) as u64, (MANY * (1.0 - arrived / sent)) as u64);
                 let now = 40 * MS * (rate.round + 1) as u32;
-                rate.acknowledged(&AckSample { fates, ..sample(now, arrived, 40 * MS, rate.round_ends) });
+                rate.on_ack(&AckSample { fates, ..sample(now, arrived, 40 * MS, rate.round_ends) });
             }
             let made_up = rate.path_loss().min(MOST_MADE_UP);
             assert!((least..=most).contains(&made_up), "{loss}: {made_up} of {rate:?}");
@@ -797,7 +797,7 @@ mod tests {
         for _ in 0..20 {
             let round = rate.round + 1;
             let fates = (MANY as u64, 2 * MANY as u64);
-            rate.acknowledged(&AckSample {
+            rate.on_ack(&AckSample {
                 fates,
                 ..sample(40 * MS * round as u32, 1e5, 40 * MS, rate.round_ends)
             });
@@ -813,7 +813,7 @@ mod tests {
         let mut rate = Rate::new(1_400, 32);
         for n in 0..40_u32 {
             let trip = if n % 2 == 0 { 40 * MS } else { 140 * MS };
-            rate.acknowledged(&sample(n * MS, 1e5 * 1.3_f64.powi(n as i32), trip, n.into()));
+            rate.on_ack(&sample(n * MS, 1e5 * 1.3_f64.powi(n as i32), trip, n.into()));
         }
         assert_eq!(rate.mode, Mode::Starting);
         assert!(rate.held_up() > 100 * MS, "{:?}", rate.held_up());
@@ -822,7 +822,7 @@ mod tests {
         let mut rate = cruising();
         for n in 0..100_u32 {
             let trip = 40 * MS + 4 * MS * if n < 50 { n } else { 100 - n };
-            rate.acknowledged(&sample(800 * MS + n * MS, 1e6, trip, 19));
+            rate.on_ack(&sample(800 * MS + n * MS, 1e6, trip, 19));
         }
         assert_eq!(rate.held_up(), Time::ZERO);
     }
@@ -832,7 +832,7 @@ mod tests {
         let trips = [20, 40, 40, 40, 40, 20, 40, 40, 40, 20, 40, 40, 40, 40, 40];
         let mut rate = Rate::new(1_400, 32);
         for (n, &trip) in (0_u32..).zip(&trips) {
-            rate.acknowledged(&sample(n * MS, 1e6, trip * MS, 0));
+            rate.on_ack(&sample(n * MS, 1e6, trip * MS, 0));
             if n == 3 {
                 assert_eq!(rate.base(), Some(20 * MS), "nobody knows yet");
                 rate.overtaken();
@@ -848,7 +848,7 @@ mod tests {
         let mut rate = cruising();
         for round in 20..23 {
             assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
-            rate.acknowledged(&sample(800 * MS + 130 * MS * (round as u32 - 19), 1e5, 130 * MS, round));
+            rate.on_ack(&sample(800 * MS + 130 * MS * (round as u32 - 19), 1e5, 130 * MS, round));
         }
         assert_eq!(rate.rates.front().map(|r| r.1), Some(1e5));
     }
@@ -858,7 +858,7 @@ mod tests {
         let mut rate = cruising();
         let mut shrank = false;
         for round in 20..400 {
-            rate.acknowledged(&sample(40 * MS * round as u32, 1e6, 60 * MS, round));
+            rate.on_ack(&sample(40 * MS * round as u32, 1e6, 60 * MS, round));
             shrank |= rate.window() <= (1e6 * (0.5 * 0.06 + 0.02)) as u64;
         }
         assert!(shrank, "it never looked");

@@ -193,7 +193,7 @@ impl Outgoing {
         let advanced = ack.offset > self.una;
         let news = self.flight.acknowledged(now, ack.offset, ack.blocks, self.rate.base());
         if let Some(news) = news {
-            self.rate.acknowledged(&news);
+            self.rate.on_ack(&news);
         }
         if advanced {
             self.advanced(now, ack.offset);

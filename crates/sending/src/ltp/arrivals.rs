@@ -64,7 +64,7 @@ impl Arrivals {
 
     /// The ranges that the next ACK reports, descending: the newest ranges, and the ranges that have changed
     /// recently. (A receiver reports recent arrivals in the same way in RFC 2018, section 4.)
-    pub(super) fn tell(&mut self) -> Vec<Range> {
+    pub(super) fn report(&mut self) -> Vec<Range> {
         let ack = self.acks;
         self.acks += 1;
         let news = |&(at, arrival): &(usize, &Arrival)| at < NEWEST || arrival.first_ack + REPEATED > ack;
@@ -89,7 +89,7 @@ mod tests {
                 let number = rng.up_to(10 + seed * 2);
                 arrivals.insert(number);
                 received.insert(number);
-                let ranges = arrivals.tell();
+                let ranges = arrivals.report();
                 assert!(
                     ranges.len() <= MAX_RANGES && ranges.windows(2).all(|pair| pair[1].end < pair[0].start)
                 );
@@ -108,7 +108,7 @@ mod tests {
         for number in [u64::MAX, u64::MAX - 1] {
             arrivals.insert(number);
         }
-        assert_eq!(arrivals.tell(), [Range::new(u64::MAX - 1, u64::MAX)]);
+        assert_eq!(arrivals.report(), [Range::new(u64::MAX - 1, u64::MAX)]);
     }
 
     /// There are 300 gaps. One of them closes far behind the newest number.
@@ -117,11 +117,11 @@ mod tests {
         let mut arrivals = Arrivals::default();
         (0..300).for_each(|n| arrivals.insert(2 * n));
         for _ in 0..10 {
-            arrivals.tell();
+            arrivals.report();
         }
         arrivals.insert(101);
         for ack in 0..5 {
-            let ranges = arrivals.tell();
+            let ranges = arrivals.report();
             let late = ranges.contains(&Range::new(100, 103));
             assert_eq!((late, ranges.len()), if ack < 3 { (true, 17) } else { (false, 16) });
         }
@@ -133,6 +133,6 @@ mod tests {
         for number in [1, 3, 5, 4, 2] {
             arrivals.insert(number);
         }
-        assert_eq!(arrivals.tell(), [Range::new(1, 6)]);
+        assert_eq!(arrivals.report(), [Range::new(1, 6)]);
     }
 }

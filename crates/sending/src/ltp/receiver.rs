@@ -77,10 +77,10 @@ impl Receiver {
 
     /// Processes a packet. `part` identifies its chunk, if it carries one. Returns whether the chunk is new
     /// and belongs to the current transfer.
-    pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<ChunkId>) -> bool {
+    pub fn handle_packet(&mut self, now: Time, number: u64, chunk: Option<ChunkId>) -> bool {
         self.arrivals.insert(number);
         self.owes = true;
-        part.is_some_and(|part| self.handle_part(now, part))
+        chunk.is_some_and(|chunk| self.handle_chunk(now, chunk))
     }
 
     /// Keeps the symbol of a packet for a while, if the packet may be in a block. `write` appends the symbol.
@@ -106,27 +106,27 @@ impl Receiver {
         self.rebuilder.done(block);
     }
 
-    fn handle_part(&mut self, now: Time, part: ChunkId) -> bool {
-        if part.index >= part.of || part.of as usize > MAX_PIECES {
+    fn handle_chunk(&mut self, now: Time, chunk: ChunkId) -> bool {
+        if chunk.index >= chunk.of || chunk.of as usize > MAX_PIECES {
             return false;
         }
-        let newer = self.incoming.as_ref().is_none_or(|old| is_later(part.transfer, old.id));
+        let newer = self.incoming.as_ref().is_none_or(|old| is_later(chunk.transfer, old.id));
         if newer {
-            let bits = vec![0; (part.of as usize).div_ceil(64)];
+            let bits = vec![0; (chunk.of as usize).div_ceil(64)];
             self.incoming = Some(Incoming {
-                id: part.transfer,
-                of: part.of,
+                id: chunk.transfer,
+                of: chunk.of,
                 received: 0,
                 bits,
                 began: now,
                 closed: false,
             });
         }
-        let Some(incoming) = self.incoming.as_mut().filter(|i| i.id == part.transfer && i.of == part.of)
+        let Some(incoming) = self.incoming.as_mut().filter(|i| i.id == chunk.transfer && i.of == chunk.of)
         else {
             return false; // an earlier transfer, which the sender gave up, or a wrong chunk count
         };
-        let (word, bit) = (part.index as usize / 64, 1_u64 << (part.index % 64));
+        let (word, bit) = (chunk.index as usize / 64, 1_u64 << (chunk.index % 64));
         let Some(word) = incoming.bits.get_mut(word) else { return false };
         if *word & bit != 0 {
             return false;
@@ -174,7 +174,7 @@ impl Receiver {
     /// same.
     pub fn poll_ack(&mut self) -> Option<Ack> {
         let owes = std::mem::take(&mut self.owes);
-        owes.then(|| Ack { ranges: self.arrivals.tell(), closed: self.closed })
+        owes.then(|| Ack { ranges: self.arrivals.report(), closed: self.closed })
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
 
     const MS: Time = Time::from_millis(1);
 
-    fn part(index: u32) -> Option<ChunkId> {
+    fn chunk(index: u32) -> Option<ChunkId> {
         Some(ChunkId { transfer: 1, index, of: 10 })
     }
 
@@ -202,15 +202,15 @@ mod tests {
     fn closes_by_fraction_and_later_as_whole() {
         let mut receiver = Receiver::new(Rule { fraction: 0.75, deadline: None });
         for index in 0..7 {
-            assert!(receiver.handle_packet(MS, index.into(), part(index)));
+            assert!(receiver.handle_packet(MS, index.into(), chunk(index)));
             assert_eq!(closed(&mut receiver), None);
         }
-        assert!(!receiver.handle_packet(MS, 7, part(6)), "it has come before");
+        assert!(!receiver.handle_packet(MS, 7, chunk(6)), "it has come before");
         assert_eq!(closed(&mut receiver), None);
-        receiver.handle_packet(MS, 8, part(9));
+        receiver.handle_packet(MS, 8, chunk(9));
         assert_eq!(closed(&mut receiver), Some(Closed::Fraction));
-        assert!(receiver.handle_packet(MS, 9, part(7)), "late chunks are welcome");
-        receiver.handle_packet(MS, 10, part(8));
+        assert!(receiver.handle_packet(MS, 9, chunk(7)), "late chunks are welcome");
+        receiver.handle_packet(MS, 10, chunk(8));
         assert_eq!(closed(&mut receiver), Some(Closed::Whole));
         assert_eq!(receiver.poll_ack(), None, "there is nothing new");
     }
@@ -219,7 +219,7 @@ mod tests {
     fn closes_at_the_deadline_after_the_first_packet() {
         let mut receiver = Receiver::new(Rule { fraction: 1.0, deadline: Some(50 * MS) });
         assert_eq!(receiver.poll_timeout(), None);
-        receiver.handle_packet(10 * MS, 0, part(3));
+        receiver.handle_packet(10 * MS, 0, chunk(3));
         assert_eq!(receiver.poll_timeout(), Some(60 * MS));
         receiver.handle_timeout(59 * MS);
         assert_eq!(closed(&mut receiver), None);
@@ -250,12 +250,12 @@ mod tests {
             let mut rng = Rng::new(&[seed]);
             let mut receiver = Receiver::new(Rule { fraction: 1.5 * rng.unit(), deadline: Some(3 * MS) });
             for at in 0..200 {
-                let part = ChunkId {
+                let chunk = ChunkId {
                     transfer: rng.up_to(4) as u16,
                     index: rng.up_to(70) as u32,
                     of: if rng.hits(0.8) { 66 } else { rng.up_to(70) as u32 },
                 };
-                receiver.handle_packet(at * MS, rng.draw() >> rng.up_to(63), Some(part));
+                receiver.handle_packet(at * MS, rng.draw() >> rng.up_to(63), Some(chunk));
                 receiver.handle_timeout(at * MS);
                 if let Some(incoming) = &receiver.incoming {
                     let bits: u32 = incoming.bits.iter().map(|word| word.count_ones()).sum();

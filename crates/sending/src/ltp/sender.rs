@@ -213,7 +213,7 @@ impl Sender {
 
     /// Sends a probe at the next poll, whatever the cwnd allows. The probe has its own number, so its ACK
     /// says nothing about other packets.
-    pub fn tell(&mut self) {
+    pub fn request_probe(&mut self) {
         self.probe = true;
     }
 
@@ -259,9 +259,9 @@ impl Sender {
         if let Some(packet) = self.send_repair(now) {
             return Some(packet);
         }
-        if let Some((part, piece)) = self.transfer.as_mut().and_then(SendQueue::next) {
+        if let Some((chunk, piece)) = self.transfer.as_mut().and_then(SendQueue::next) {
             self.tail = true;
-            let packet = self.send(now, piece.bytes, What::Chunk(part));
+            let packet = self.send(now, piece.bytes, What::Chunk(chunk));
             self.pacer.sent(piece.bytes.into());
             self.conclude();
             return Some(packet);
@@ -309,10 +309,10 @@ impl Sender {
         self.count(bytes, 1);
         let number = self.base + self.sent.len() as u64;
         let (load, block) = match what {
-            What::Chunk(part) => {
+            What::Chunk(chunk) => {
                 let late = self.is_late();
                 self.blocks.expect(self.rate.path_loss());
-                (Load::Chunk(part.transfer, part.index), self.blocks.covers(number, bytes, late))
+                (Load::Chunk(chunk.transfer, chunk.index), self.blocks.covers(number, bytes, late))
             }
             What::Probe => (Load::Probe, self.blocks.covers(number, bytes, false)),
             What::Repair(..) => (Load::Repair, None),
@@ -382,7 +382,7 @@ impl Sender {
             let measured = self.delivery.measure(self.rate.base());
             let (bytes, under_way, fates) =
                 (delivered - before, self.under_way, std::mem::take(&mut self.fates));
-            self.rate.acknowledged(&AckSample { now, bytes, fates, delivered, under_way, trip, measured });
+            self.rate.on_ack(&AckSample { now, bytes, fates, delivered, under_way, trip, measured });
         }
         self.forget(now);
     }

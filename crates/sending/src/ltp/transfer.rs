@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn next(transfer: &mut SendQueue) -> Option<u32> {
-        transfer.next().map(|(part, _)| part.index)
+        transfer.next().map(|(chunk, _)| chunk.index)
     }
 
     #[test]

@@ -130,7 +130,7 @@ fn an_empty_transfer_has_ended() {
 #[test]
 fn a_probe_that_nobody_answers_goes_again_under_its_number() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
-    sender.tell();
+    sender.request_probe();
     let first = sender.poll_packet(Time::ZERO).unwrap();
     assert_eq!(first.what, What::Probe);
     let mut pauses = Vec::new();
@@ -155,9 +155,9 @@ fn a_probe_that_nobody_answers_goes_again_under_its_number() {
 #[test]
 fn each_thing_told_has_a_probe_of_its_own() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
-    sender.tell();
+    sender.request_probe();
     let first = sender.poll_packet(Time::ZERO).unwrap();
-    sender.tell();
+    sender.request_probe();
     let second = sender.poll_packet(MS).unwrap();
     assert_ne!(first.number, second.number);
     sender

@@ -109,7 +109,7 @@ pub(crate) struct Window {
     /// `sent` when a full window last led to a probe, since no report had arrived in time.
     probed: u64,
     /// Cost lost and cost received since a report last covered a mark.
-    uncounted: (u64, u64),
+    since_mark: (u64, u64),
     /// Why the sender does not send, for the trace.
     waits: Waits,
 }
@@ -133,7 +133,7 @@ impl Window {
             last_report: now,
             timeout: TIMEOUT,
             probed: 0,
-            uncounted: (0, 0),
+            since_mark: (0, 0),
             waits: Waits::Idle,
         }
     }
@@ -277,9 +277,9 @@ impl Window {
             self.marks.pop_front();
             newest = Some(mark);
         }
-        self.uncounted = (self.uncounted.0 + lost, self.uncounted.1 + arrived);
+        self.since_mark = (self.since_mark.0 + lost, self.since_mark.1 + arrived);
         let Some(mark) = newest else { return };
-        let (lost, arrived) = std::mem::take(&mut self.uncounted);
+        let (lost, arrived) = std::mem::take(&mut self.since_mark);
         self.delivery.arrived(time, arrived, mark.sent, mark.stamp);
         // Take no RTT sample if a later datagram or a probe may have caused the report (Karn and Partridge
         // 1987; RFC 6298, section 3).
@@ -287,7 +287,7 @@ impl Window {
         let caused = (lost == 0 || mark.position == seen) && !by_probe;
         let trip = (timely && caused).then(|| time.saturating_sub(mark.sent));
         trip.into_iter().for_each(|trip| self.trips.measured(trip));
-        self.rate.acknowledged(&AckSample {
+        self.rate.on_ack(&AckSample {
             now: time,
             bytes: arrived,
             fates: (arrived, lost),
