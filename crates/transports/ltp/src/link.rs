@@ -11,7 +11,7 @@ use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, Se
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::link_state::LinkState;
-use thalweg_udp::repetition::keep_saying;
+use thalweg_udp::repetition::repeat_messages;
 use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
@@ -33,7 +33,7 @@ pub(crate) struct LtpLink {
     orders: mpsc::Sender<Order>,
     lanes: [Arc<Lane>; 2],
     intake: Mutex<Intake<Acks>>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
     tasks: [AbortHandle; 3],
@@ -43,7 +43,7 @@ impl LtpLink {
     /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
-        let shared = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
+        let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let lanes = [Arc::new(incoming), Arc::new(outgoing)];
         let [incoming, outgoing] = lanes.clone();
         let stats = Arc::new(Stats::default());
@@ -52,13 +52,13 @@ impl LtpLink {
         let (orders, taken) = mpsc::channel(ORDERS);
         let intake = Mutex::new(Intake::new(incoming, control, Acks::new(choice.rule, stats.clone())));
         let protection = Protection { critical: critical.clone(), repair: choice.repair };
-        let saying = tokio::spawn(keep_saying(shared.clone(), outgoing.clone(), || async {}));
+        let repeating = tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), || async {}));
         let driver =
-            Driver::new(outgoing, window, protection, shared.clone(), stats.clone(), taken).traced(trace);
-        let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
+            Driver::new(outgoing, window, protection, state.clone(), stats.clone(), taken).traced(trace);
+        let reading = tokio::spawn(pass_on(inner.clone(), state.clone(), pass));
         let sending = tokio::spawn(driver.run());
-        let tasks = [reading, sending, saying].map(|task| task.abort_handle());
-        Self { inner, orders, lanes, intake, shared, stats, critical, tasks }
+        let tasks = [reading, sending, repeating].map(|task| task.abort_handle());
+        Self { inner, orders, lanes, intake, state, stats, critical, tasks }
     }
 }
 
@@ -73,24 +73,24 @@ impl Link for LtpLink {
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.shared.check("send control")?;
-        let _speaking = self.shared.speaking.lock().await;
+        self.state.check("send control")?;
+        let _sending = self.state.sending_message.lock().await;
         self.inner.send_control(message.clone()).await?;
         // Count the message in the same poll that has sent it. Else a caller that is dropped in between would
         // leave it uncounted. A probe follows.
-        self.shared.spoken(&self.lanes[1], message);
-        self.shared.spoke.notify_one();
+        self.state.note_message(&self.lanes[1], message);
+        self.state.probe_due.notify_one();
         Ok(())
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        send::update(&self.orders, &self.shared, update).await
+        send::update(&self.orders, &self.state, update).await
     }
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
-        let outcome = self.intake.lock().await.next(sink, &self.shared).await;
+        let outcome = self.intake.lock().await.next(sink, &self.state).await;
         if let Err(error) = &outcome {
-            self.shared.refuse(&error.to_string());
+            self.state.refuse(&error.to_string());
         }
         outcome
     }
@@ -100,7 +100,7 @@ impl Link for LtpLink {
     }
 
     fn admit(&self) {
-        self.shared.standing.admit();
+        self.state.standing.admit();
         self.inner.admit();
         self.lanes.iter().for_each(|lane| lane.admit());
     }
@@ -109,9 +109,9 @@ impl Link for LtpLink {
         let control = self.inner.counters();
         let measured = Some(self.stats.round_trip.load(Relaxed)).filter(|&trip| trip > 0);
         Counters {
-            sent: control.sent + self.shared.sent.load(Relaxed),
-            received: control.received + self.shared.received.load(Relaxed),
-            copied: control.copied + self.shared.copied.load(Relaxed),
+            sent: control.sent + self.state.sent.load(Relaxed),
+            received: control.received + self.state.received.load(Relaxed),
+            copied: control.copied + self.state.copied.load(Relaxed),
             retransmissions: Some(self.stats.again.load(Relaxed)),
             repair: Some(self.stats.repair.load(Relaxed)),
             rebuilt: Some(self.stats.rebuilt.load(Relaxed)),
@@ -121,14 +121,14 @@ impl Link for LtpLink {
     }
 
     async fn close(&self) {
-        self.shared.refuse("the link was closed here");
+        self.state.refuse("the link was closed here");
         self.inner.close().await;
     }
 }
 
 impl Drop for LtpLink {
     fn drop(&mut self) {
-        self.shared.refuse("the link was dropped");
+        self.state.refuse("the link was dropped");
         self.tasks.iter().for_each(AbortHandle::abort); // drops the last control connection handle
     }
 }

@@ -81,7 +81,7 @@ pub(crate) struct Protection {
 /// The sending side of one direction.
 pub(crate) struct Driver {
     lane: Arc<Lane>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
     machine: Sender,
@@ -104,7 +104,7 @@ pub(crate) struct Driver {
 /// Sends an update through the link's task.
 pub(crate) async fn update(
     orders: &mpsc::Sender<Order>,
-    shared: &LinkState,
+    state: &LinkState,
     update: &Outgoing,
 ) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > CHUNK.into()) {
@@ -115,8 +115,8 @@ pub(crate) async fn update(
         let context = format!("an update of {} chunks; one has at most {MAX_PIECES}", update.chunks().len());
         return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a larger chunk"));
     }
-    shared.check(SEND)?;
-    shared.detached.fetch_or(update.is_detached(), Relaxed);
+    state.check(SEND)?;
+    state.detached.fetch_or(update.is_detached(), Relaxed);
     if update.chunks().is_empty() {
         let now = Instant::now();
         return Ok(SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now });
@@ -127,7 +127,7 @@ pub(crate) async fn update(
     tokio::select! {
         biased;
         () = update.cancel().cancelled() => Err(SendReport::cancelled()),
-        error = shared.ended(SEND) => Err(error),
+        error = state.ended(SEND) => Err(error),
         sent = async { orders.send(order).await.ok()?; outcome.await.ok() } => {
             sent.unwrap_or_else(|| Err(Error::closed(SEND, "the link has ended")))
         }
@@ -139,7 +139,7 @@ impl Driver {
         lane: Arc<Lane>,
         window: u64,
         protection: Protection,
-        shared: Arc<LinkState>,
+        state: Arc<LinkState>,
         stats: Arc<Stats>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
@@ -147,7 +147,7 @@ impl Driver {
         let machine = Sender::new(Duration::ZERO, window, OVERHEAD as u64, full as u32);
         Self {
             lane,
-            shared,
+            state,
             stats,
             critical: protection.critical,
             machine: machine.with_repair(protection.repair),
@@ -171,7 +171,7 @@ impl Driver {
     /// Sends updates until the link ends.
     pub(crate) async fn run(mut self) {
         loop {
-            self.hear();
+            self.read_acks();
             self.machine.handle_timeout(self.origin.elapsed());
             self.send().await;
             self.conclude();
@@ -181,9 +181,9 @@ impl Driver {
             let busy = self.current.is_some();
             tokio::select! {
                 biased;
-                _ = self.shared.ended(SEND) => return,
+                _ = self.state.ended(SEND) => return,
                 () = given_up(&mut self.current) => self.machine.abandon(),
-                () = self.shared.spoke.notified() => self.machine.tell(),
+                () = self.state.probe_due.notified() => self.machine.request_probe(),
                 // An error reports an ICMP message. The next call on the socket works again.
                 _ = self.lane.readable() => {}
                 order = self.orders.recv(), if !busy => match order {
@@ -202,8 +202,8 @@ impl Driver {
     }
 
     /// Handles the acknowledgements that have arrived.
-    fn hear(&mut self) {
-        self.reports.fit(self.shared.standing.is_proved());
+    fn read_acks(&mut self) {
+        self.reports.fit(self.state.standing.is_proved());
         for _ in 0..AT_ONCE {
             if self.lane.receive(&mut self.reports).is_err() {
                 break;
@@ -211,13 +211,13 @@ impl Driver {
             let now = self.origin.elapsed();
             for bytes in self.reports.datagrams() {
                 if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
-                    self.shared.unacknowledged.taken(count);
+                    self.state.unacknowledged.taken(count);
                 }
                 let Some(Kind::Ack(ack)) = Datagram::decode(&self.lane.key, bytes).map(|found| found.kind)
                 else {
                     continue;
                 };
-                self.shared.received.fetch_add((bytes.len() + self.lane.extra()) as u64, Relaxed);
+                self.state.received.fetch_add((bytes.len() + self.lane.extra()) as u64, Relaxed);
                 self.machine.handle_ack(now, &ack);
             }
         }
@@ -266,13 +266,13 @@ impl Driver {
                 return;
             }
             let bytes = self.batch.len() as u64;
-            self.shared.sent.fetch_add(bytes, Relaxed);
+            self.state.sent.fetch_add(bytes, Relaxed);
             if let Some(current) = &mut self.current {
                 current.wire += bytes;
             }
             // Yield after each batch, so that a link that is never blocked leaves time to the others.
             tokio::task::yield_now().await;
-            self.hear();
+            self.read_acks();
         }
     }
 
@@ -322,7 +322,7 @@ impl Driver {
         if self.detached {
             0
         } else {
-            self.shared.messages_sent.load(Acquire)
+            self.state.messages_sent.load(Acquire)
         }
     }
 
@@ -330,7 +330,7 @@ impl Driver {
         if let Some(first) = block {
             self.copies.keep(first, number, None);
         }
-        let message_count = self.shared.messages_sent.load(Acquire);
+        let message_count = self.state.messages_sent.load(Acquire);
         let probe = Datagram { kind: Kind::Probe, covered: block.is_some(), message_count, number };
         self.lane.append(&probe, &[], &mut self.batch);
         Some(())
@@ -346,12 +346,12 @@ impl Driver {
             let (header, payload) = update.frame(update.chunks().get(part.index as usize)?)?;
             if let Some(first) = block {
                 self.copies.keep(first, number, Some((part, &header, &payload)));
-                self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+                self.state.copied.fetch_add(payload.len() as u64, Relaxed);
             }
             let chunk =
                 Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), message_count, number };
             self.lane.append(&chunk, &payload, &mut self.batch);
-            self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+            self.state.copied.fetch_add(payload.len() as u64, Relaxed);
             Some(())
         });
         if appended.is_none() {

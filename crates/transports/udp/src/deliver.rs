@@ -129,18 +129,18 @@ impl<R: Reader> Intake<R> {
     ///
     /// # Errors
     /// The reason why the link ended; an error if a sink gives a target of the wrong length.
-    pub async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
+    pub async fn next(&mut self, sink: &dyn Sink, state: &LinkState) -> Result<Bytes> {
         if std::mem::take(&mut self.given) {
             self.turns.delivered();
         }
-        self.buffer.fit(shared.standing.is_proved());
-        self.release(sink, shared)?;
-        self.tell(shared);
+        self.buffer.fit(state.standing.is_proved());
+        self.release(sink, state)?;
+        self.send_answer(state);
         loop {
             let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
             if let Some(next) = self.early.take_if(|_| due) {
                 if next.is_err() {
-                    self.take(sink, shared, BEFORE_END)?;
+                    self.take(sink, state, BEFORE_END)?;
                 }
                 self.given = true;
                 return next;
@@ -150,23 +150,23 @@ impl<R: Reader> Intake<R> {
             let (timed, wakes) = (wakes.is_some(), wakes.unwrap_or_else(Instant::now).into());
             tokio::select! {
                 biased;
-                error = shared.refused(RECEIVE) => return Err(error),
+                error = state.refused(RECEIVE) => return Err(error),
                 next = self.control.recv(), if !waits => {
                     let ended = || Err(Error::closed(RECEIVE, "the link has ended"));
                     let next = next.unwrap_or_else(ended);
                     if next.is_err() || self.taken.by_connection() {
                         self.early = Some(next);
                     }
-                    self.say_taken(shared);
+                    self.acknowledge(state);
                 }
                 // Ignore an error here: an ICMP message caused it, and the receive call reports and clears
                 // it.
-                _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
-                () = sleep_until(wakes), if timed => self.tell(shared),
+                _ = self.lane.readable(), if room => self.take(sink, state, AT_ONCE)?,
+                () = sleep_until(wakes), if timed => self.send_answer(state),
                 // The link has ended, so no probe will show any more that earlier datagrams have arrived.
                 // Read what the kernel holds, then deliver the message.
-                _ = shared.ended(RECEIVE), if waits => {
-                    self.take(sink, shared, BEFORE_END)?;
+                _ = state.ended(RECEIVE), if waits => {
+                    self.take(sink, state, BEFORE_END)?;
                     self.given = true;
                     return self.early.take().unwrap_or_else(|| Err(Error::closed(RECEIVE, "the link has ended")));
                 }
@@ -176,23 +176,23 @@ impl<R: Reader> Intake<R> {
     }
 
     /// Gives waiting chunks to `sink`, as far as their messages have been delivered.
-    fn release(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
+    fn release(&mut self, sink: &dyn Sink, state: &LinkState) -> Result<()> {
         while self.held.chunks.front().is_some_and(|(message_count, ..)| self.turns.is_due(*message_count)) {
             let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
             self.held.bytes -= payload.len();
-            store(&header, &payload, sink, shared)?;
+            store(&header, &payload, sink, state)?;
         }
         Ok(())
     }
 
     /// Reads what the kernel holds, in at most `most` receive calls.
-    fn take(&mut self, sink: &dyn Sink, shared: &LinkState, most: usize) -> Result<()> {
+    fn take(&mut self, sink: &dyn Sink, state: &LinkState, most: usize) -> Result<()> {
         for _ in 0..most {
             if !self.has_room() {
                 return Ok(());
             }
             match self.lane.receive(&mut self.buffer) {
-                Ok(()) => self.sort(sink, shared)?,
+                Ok(()) => self.sort(sink, state)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 // Ignore the error: an ICMP message caused it, and the datagrams behind it can still be read.
                 Err(_) => {}
@@ -201,9 +201,9 @@ impl<R: Reader> Intake<R> {
         Ok(())
     }
 
-    fn sort(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
+    fn sort(&mut self, sink: &dyn Sink, state: &LinkState) -> Result<()> {
         let (mut bytes, mut payload) = (0, 0);
-        let (extra, proved) = (self.lane.extra(), shared.standing.is_proved());
+        let (extra, proved) = (self.lane.extra(), state.standing.is_proved());
         self.parsed.clear();
         let mut has_message = false;
         for datagram in self.buffer.datagrams() {
@@ -226,9 +226,9 @@ impl<R: Reader> Intake<R> {
             }
             self.parsed.push(parsed);
         }
-        shared.received.fetch_add(bytes as u64, Relaxed);
+        state.received.fetch_add(bytes as u64, Relaxed);
         if has_message {
-            self.say_taken(shared);
+            self.acknowledge(state);
         }
         if payload > 0 {
             sink.progress(payload as u64);
@@ -240,27 +240,27 @@ impl<R: Reader> Intake<R> {
             };
             let Some(payload) = datagram.get(*start..) else { continue };
             if self.turns.is_due(*message_count) {
-                store(header, payload, sink, shared)?;
+                store(header, payload, sink, state)?;
             } else {
                 self.held.push(*message_count, *header, payload.to_vec());
-                shared.copied.fetch_add(payload.len() as u64, Relaxed);
+                state.copied.fetch_add(payload.len() as u64, Relaxed);
             }
         }
         while let Some(Rebuilt { message_count, header, payload }) = self.reader.rebuilt() {
             sink.progress(payload.len() as u64);
             if self.turns.is_due(message_count) {
-                store(&header, &payload, sink, shared)?;
+                store(&header, &payload, sink, state)?;
             } else {
                 self.held.push(message_count, header, payload);
             }
         }
-        self.tell(shared);
+        self.send_answer(state);
         Ok(())
     }
 
-    fn say_taken(&self, shared: &LinkState) {
+    fn acknowledge(&self, state: &LinkState) {
         let taken = Word::Taken(self.taken.count());
-        shared.sent.fetch_add(self.lane.tell(&taken) as u64, Relaxed);
+        state.sent.fetch_add(self.lane.send_one(&taken) as u64, Relaxed);
     }
 
     /// Whether the receiver may keep the chunks of another receive. A peer that respects its window never
@@ -273,18 +273,18 @@ impl<R: Reader> Intake<R> {
         self.held.bytes < HELD
     }
 
-    fn tell(&mut self, shared: &LinkState) {
+    fn send_answer(&mut self, state: &LinkState) {
         if !self.answers() {
             return;
         }
-        if let Some(answer) = self.reader.answer(self.turns.greatest()) {
-            shared.sent.fetch_add(self.lane.tell(&answer) as u64, Relaxed);
+        if let Some(answer) = self.reader.answer(self.turns.greatest_count()) {
+            state.sent.fetch_add(self.lane.send_one(&answer) as u64, Relaxed);
         }
     }
 }
 
 /// Copies a chunk into its target and gives that to `sink`, with the outcome of the checksum.
-fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &LinkState) -> Result<()> {
+fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, state: &LinkState) -> Result<()> {
     let Some(mut target) = sink.place(&header.chunk) else { return Ok(()) };
     let place = target.bytes_mut();
     if place.len() != payload.len() {
@@ -292,7 +292,7 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &LinkSta
         return Err(Error::new(ErrorKind::System, RECEIVE, context));
     }
     place.copy_from_slice(payload);
-    shared.copied.fetch_add(payload.len() as u64, Relaxed);
+    state.copied.fetch_add(payload.len() as u64, Relaxed);
     let outcome = header.verify(target.bytes());
     sink.stored(&header.chunk, target, outcome);
     Ok(())
@@ -300,23 +300,23 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &LinkSta
 
 /// Task of a link: forwards control messages until the link ends. So the end is noticed even if nobody calls
 /// `receive`. If the admission queue evicts the peer, the task closes the link.
-pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<LinkState>, to: mpsc::Sender<Result<Bytes>>) {
+pub async fn pass_on(inner: Arc<dyn Link>, state: Arc<LinkState>, to: mpsc::Sender<Result<Bytes>>) {
     tokio::select! {
-        () = pass_all_on(&*inner, &shared, to) => {}
-        error = shared.standing.evicted() => {
-            shared.refuse(&error.to_string());
+        () = pass_all_on(&*inner, &state, to) => {}
+        error = state.standing.evicted() => {
+            state.refuse(&error.to_string());
             inner.close().await;
         }
     }
 }
 
-async fn pass_all_on(inner: &dyn Link, shared: &LinkState, to: mpsc::Sender<Result<Bytes>>) {
+async fn pass_all_on(inner: &dyn Link, state: &LinkState, to: mpsc::Sender<Result<Bytes>>) {
     loop {
         let next = inner.receive(&NoChunks).await;
         if let Err(error) = &next {
             match error.kind() {
-                ErrorKind::Closed => shared.ended_by_peer(&error.to_string()),
-                _ => shared.ended_by_peer(&format!("the control connection broke: {error}")),
+                ErrorKind::Closed => state.ended_by_peer(&error.to_string()),
+                _ => state.ended_by_peer(&format!("the control connection broke: {error}")),
             }
         }
         let ended = next.is_err();

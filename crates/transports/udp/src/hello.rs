@@ -160,7 +160,7 @@ async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
     let (mut pause, most) = REPEAT;
     loop {
         for (number, lane) in (0..).zip(lanes) {
-            lane.tell(&Datagram {
+            lane.send_one(&Datagram {
                 kind: Kind::Hello,
                 report_wanted: false,
                 message_count: 0,

@@ -16,7 +16,7 @@ use crate::deliver::{pass_on, Intake};
 use crate::hello::Ends;
 use crate::link_state::LinkState;
 use crate::receive::Reports;
-use crate::repetition::keep_saying;
+use crate::repetition::repeat_messages;
 use crate::send::{self, Sender};
 use crate::socket::Lane;
 use crate::Udp;
@@ -31,7 +31,7 @@ pub(crate) struct UdpLink {
     outgoing: Arc<Lane>,
     incoming: Arc<Lane>,
     intake: Mutex<Intake<Reports>>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
     tasks: [AbortHandle; 3],
 }
 
@@ -39,19 +39,19 @@ impl UdpLink {
     /// Creates a link from a finished handshake and starts its tasks.
     pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
-        let shared = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
+        let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);
         let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced, trace)));
         let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));
-        let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
-        let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
-        let state = (sender.clone(), shared.clone());
-        let hear = move || send::hear(state.clone());
-        let saying = tokio::spawn(keep_saying(shared.clone(), outgoing.clone(), hear));
-        let tasks = [reading, telling, saying].map(|task| task.abort_handle());
-        Self { inner, sender, outgoing, incoming, intake, shared, tasks }
+        let reading = tokio::spawn(pass_on(inner.clone(), state.clone(), pass));
+        let probing = tokio::spawn(send::repeat_probes(state.clone(), sender.clone()));
+        let both = (sender.clone(), state.clone());
+        let read_reports = move || send::try_read_reports(both.clone());
+        let repeating = tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), read_reports));
+        let tasks = [reading, probing, repeating].map(|task| task.abort_handle());
+        Self { inner, sender, outgoing, incoming, intake, state, tasks }
     }
 }
 
@@ -66,30 +66,30 @@ impl Link for UdpLink {
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.shared.check("send control")?;
-        let _speaking = self.shared.speaking.lock().await;
+        self.state.check("send control")?;
+        let _sending = self.state.sending_message.lock().await;
         self.inner.send_control(message.clone()).await?;
         // There is no await below, so cancelling the caller cannot leave a message sent but not counted.
-        self.shared.spoken(&self.outgoing, message);
-        send::probe(&self.outgoing, &self.shared);
-        self.shared.spoke.notify_one();
+        self.state.note_message(&self.outgoing, message);
+        send::probe(&self.outgoing, &self.state);
+        self.state.probe_due.notify_one();
         Ok(())
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        send::update(&self.shared, &self.sender, update).await
+        send::update(&self.state, &self.sender, update).await
     }
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
-        let outcome = self.intake.lock().await.next(sink, &self.shared).await;
+        let outcome = self.intake.lock().await.next(sink, &self.state).await;
         if let Err(error) = &outcome {
-            self.shared.refuse(&error.to_string());
+            self.state.refuse(&error.to_string());
         }
         outcome
     }
 
     fn admit(&self) {
-        self.shared.standing.admit();
+        self.state.standing.admit();
         self.inner.admit();
         self.outgoing.admit();
         self.incoming.admit();
@@ -99,23 +99,23 @@ impl Link for UdpLink {
         let control = self.inner.counters();
         let measured = self.sender.try_lock().ok().and_then(|sender| sender.round_trip());
         Counters {
-            sent: control.sent + self.shared.sent.load(Relaxed),
-            received: control.received + self.shared.received.load(Relaxed),
-            copied: control.copied + self.shared.copied.load(Relaxed),
+            sent: control.sent + self.state.sent.load(Relaxed),
+            received: control.received + self.state.received.load(Relaxed),
+            copied: control.copied + self.state.copied.load(Relaxed),
             round_trip: measured.or(control.round_trip),
             ..Counters::default()
         }
     }
 
     async fn close(&self) {
-        self.shared.refuse("the link was closed here");
+        self.state.refuse("the link was closed here");
         self.inner.close().await;
     }
 }
 
 impl Drop for UdpLink {
     fn drop(&mut self) {
-        self.shared.refuse("the link was dropped");
+        self.state.refuse("the link was dropped");
         // The tasks hold references to the control connection; aborting them releases it.
         self.tasks.iter().for_each(AbortHandle::abort);
     }

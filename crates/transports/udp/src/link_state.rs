@@ -32,7 +32,7 @@ pub struct LinkState {
     /// Total cost of the chunk datagrams sent, by [`cost`](crate::window::cost). Probes repeat this position.
     pub position: AtomicU64,
     /// Wakes the task that repeats probes, after a control message was sent.
-    pub spoke: Notify,
+    pub probe_due: Notify,
     /// Wakes the task that repeats control messages, after a control message was sent.
     pub message_sent: Notify,
     /// Control messages that the peer has not acknowledged.
@@ -41,7 +41,7 @@ pub struct LinkState {
     pub detached: AtomicBool,
     /// Held while a control message is sent and counted, so that its number is its place on the control
     /// connection.
-    pub speaking: Mutex<()>,
+    pub sending_message: Mutex<()>,
     /// Bytes of datagrams sent.
     pub sent: AtomicU64,
     /// Bytes of datagrams received.
@@ -60,11 +60,11 @@ impl LinkState {
             end: watch::Sender::new(None),
             messages_sent: zero(),
             position: zero(),
-            spoke: Notify::new(),
+            probe_due: Notify::new(),
             message_sent: Notify::new(),
             unacknowledged: Unacknowledged::default(),
             detached: AtomicBool::default(),
-            speaking: Mutex::new(()),
+            sending_message: Mutex::new(()),
             sent: zero(),
             received: zero(),
             copied: zero(),
@@ -75,10 +75,10 @@ impl LinkState {
     ///
     /// If this end sends detached updates, the message also goes out in a datagram at once: an end whose
     /// chunks do not wait for messages should not wait 100 ms for the peer's answer either.
-    pub fn spoken(&self, lane: &Lane, message: Bytes) {
+    pub fn note_message(&self, lane: &Lane, message: Bytes) {
         let number = self.messages_sent.fetch_add(1, Release) + 1;
         if let Some(sent) =
-            self.unacknowledged.say(number, message, self.detached.load(Relaxed).then_some(lane))
+            self.unacknowledged.keep(number, message, self.detached.load(Relaxed).then_some(lane))
         {
             self.sent.fetch_add(sent as u64, Relaxed);
         }

@@ -101,11 +101,11 @@ impl Unacknowledged {
     /// Keeps a message for repetition, after the control connection has accepted it as number `number`. If
     /// `lane` is given, sends it in a datagram at once. Returns the bytes of that datagram; `None` if none
     /// was sent. A message longer than a datagram is not kept.
-    pub fn say(&self, number: u64, message: Bytes, lane: Option<&Lane>) -> Option<usize> {
+    pub fn keep(&self, number: u64, message: Bytes, lane: Option<&Lane>) -> Option<usize> {
         if message.len() > LONGEST {
             return None;
         }
-        let sent = lane.map(|lane| lane.tell_with(&Word::Message(number), &message));
+        let sent = lane.map(|lane| lane.send_one_with(&Word::Message(number), &message));
         let mut messages = self.messages();
         if messages.len() == KEPT {
             messages.pop_front();
@@ -125,7 +125,7 @@ impl Unacknowledged {
         let oldest: Vec<(u64, Bytes)> = self.messages().iter().take(TOGETHER).cloned().collect();
         let bytes: usize = oldest.iter().map(|(_, message)| PREFIX_BYTES + message.len()).sum();
         let copies = copies.min(MOST_BYTES / bytes.max(1)).max(1);
-        let each = |(number, message): &(u64, Bytes)| lane.tell_with(&Word::Message(*number), message);
+        let each = |(number, message): &(u64, Bytes)| lane.send_one_with(&Word::Message(*number), message);
         (!oldest.is_empty()).then(|| (0..copies).flat_map(|_| oldest.iter().map(each)).sum())
     }
 }
@@ -166,29 +166,29 @@ impl Pauses {
     }
 }
 
-/// Task of a link: repeats unacknowledged control messages over `lane`. Before each repetition, `hear` reads
-/// the acknowledgements that have arrived.
-pub async fn keep_saying<F: Future<Output = ()>>(
-    shared: Arc<LinkState>,
+/// Task of a link: repeats unacknowledged control messages over `lane`. Before each repetition, `read_acks`
+/// reads the acknowledgements that have arrived.
+pub async fn repeat_messages<F: Future<Output = ()>>(
+    state: Arc<LinkState>,
     lane: Arc<Lane>,
-    hear: impl Fn() -> F,
+    read_acks: impl Fn() -> F,
 ) {
     loop {
-        shared.message_sent.notified().await;
+        state.message_sent.notified().await;
         let mut pauses = Pauses::new(Instant::now());
         loop {
             tokio::select! {
                 () = sleep_until(pauses.due().into()) => {}
-                () = shared.message_sent.notified() => {
+                () = state.message_sent.notified() => {
                     pauses.message_sent(Instant::now());
                     continue;
                 }
             }
-            hear().await;
-            let Some(sent) = shared.unacknowledged.repeat(&lane, pauses.repeated(Instant::now())) else {
+            read_acks().await;
+            let Some(sent) = state.unacknowledged.repeat(&lane, pauses.repeated(Instant::now())) else {
                 break;
             };
-            shared.sent.fetch_add(sent as u64, Relaxed);
+            state.sent.fetch_add(sent as u64, Relaxed);
         }
     }
 }
@@ -253,16 +253,16 @@ mod tests {
     #[test]
     fn what_the_peer_has_is_not_kept_nor_what_is_too_long() {
         let unacknowledged = Unacknowledged::default();
-        unacknowledged.say(1, Bytes::from_static(b"one"), None);
-        unacknowledged.say(2, vec![0; LONGEST + 1].into(), None);
-        unacknowledged.say(3, Bytes::from_static(b"three"), None);
+        unacknowledged.keep(1, Bytes::from_static(b"one"), None);
+        unacknowledged.keep(2, vec![0; LONGEST + 1].into(), None);
+        unacknowledged.keep(3, Bytes::from_static(b"three"), None);
         let numbers = |unacknowledged: &Unacknowledged| {
             unacknowledged.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>()
         };
         assert_eq!(numbers(&unacknowledged), [1, 3]);
         unacknowledged.taken(1);
         assert_eq!(numbers(&unacknowledged), [3]);
-        (4..200).for_each(|number| _ = unacknowledged.say(number, Bytes::new(), None));
+        (4..200).for_each(|number| _ = unacknowledged.keep(number, Bytes::new(), None));
         assert_eq!(numbers(&unacknowledged).len(), KEPT);
     }
 

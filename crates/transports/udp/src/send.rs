@@ -59,8 +59,8 @@ impl Sender {
     }
 
     /// Reads the reports and acknowledgements that have arrived. With `timely`, their delay is an RTT sample.
-    fn hear(&mut self, shared: &LinkState, timely: bool) {
-        self.reports.fit(shared.standing.is_proved());
+    fn read_reports(&mut self, state: &LinkState, timely: bool) {
+        self.reports.fit(state.standing.is_proved());
         for _ in 0..AT_ONCE {
             if self.lane.receive(&mut self.reports).is_err() {
                 return;
@@ -68,11 +68,11 @@ impl Sender {
             let now = Instant::now();
             for bytes in self.reports.datagrams() {
                 if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
-                    shared.unacknowledged.taken(count);
+                    state.unacknowledged.taken(count);
                 }
                 let Some(report) = Datagram::decode(&self.lane.key, bytes) else { continue };
                 if let Kind::Report(received) = report.kind {
-                    shared.received.fetch_add(bytes.len() as u64, Relaxed);
+                    state.received.fetch_add(bytes.len() as u64, Relaxed);
                     self.window.reported(now, report.position, received, timely);
                     self.known = self.known.max(report.message_count);
                 }
@@ -82,9 +82,9 @@ impl Sender {
 
     /// Waits until the window permits sending. Returns how much, by cost. If no report arrives, it probes for
     /// as long as the link lives: a peer that does not read stops the sender, and nothing is lost.
-    async fn room(&mut self, shared: &LinkState) -> u64 {
+    async fn room(&mut self, state: &LinkState) -> u64 {
         loop {
-            self.hear(shared, true);
+            self.read_reports(state, true);
             let permit = self.window.permit(Instant::now());
             // Write a line to the trace only when the sender has to wait, not for each batch.
             if let Some(trace) = self.trace.as_mut().filter(|_| !matches!(permit, Permit::Now(_))) {
@@ -98,7 +98,7 @@ impl Sender {
                         biased;
                         // Ignore an error here: an ICMP message caused it, and the next receive clears it.
                         _ = self.lane.readable() => {}
-                        () = sleep_until(by.into()) => self.probe(shared),
+                        () = sleep_until(by.into()) => self.probe(state),
                     }
                 }
             }
@@ -111,19 +111,19 @@ impl Sender {
         }
     }
 
-    fn probe(&mut self, shared: &LinkState) {
-        probe(&self.lane, shared);
+    fn probe(&mut self, state: &LinkState) {
+        probe(&self.lane, state);
         self.window.probed(Instant::now());
     }
 
     /// Builds a batch from the chunks of `update`, starting with chunk `next`. All datagrams have the same
     /// length, but the last may be shorter: GSO accepts nothing else. Returns `None` if the update was
     /// cancelled.
-    fn gather(&mut self, shared: &LinkState, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
+    fn gather(&mut self, state: &LinkState, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
-        let message_count = if update.is_detached() { 0 } else { shared.messages_sent.load(Acquire) };
+        let message_count = if update.is_detached() { 0 } else { state.messages_sent.load(Acquire) };
         let around = CHUNK_HEADER_BYTES + self.lane.extra();
         let bytes = |chunk: &thalweg_transport::ChunkRef| around + chunk.range().len() as usize;
         let first = chunks.first().map_or(0, bytes);
@@ -153,40 +153,40 @@ impl Sender {
     }
 
     /// Sends one batch. Returns its number of chunks and its bytes.
-    async fn send(&mut self, shared: &LinkState, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
-        let room = self.room(shared).await;
-        let batch = self.gather(shared, update, next, room).ok_or_else(SendReport::cancelled)?;
+    async fn send(&mut self, state: &LinkState, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
+        let room = self.room(state).await;
+        let batch = self.gather(state, update, next, room).ok_or_else(SendReport::cancelled)?;
         self.lane.send(&self.batch, batch.length).await?;
         self.window.sent_to(Instant::now(), batch.position, &batch.reported);
-        shared.position.store(batch.position, Release);
+        state.position.store(batch.position, Release);
         let bytes = self.batch.len();
-        shared.sent.fetch_add(bytes as u64, Relaxed);
+        state.sent.fetch_add(bytes as u64, Relaxed);
         let copied = bytes.saturating_sub(batch.chunks * (CHUNK_HEADER_BYTES + self.lane.extra()));
-        shared.copied.fetch_add(copied as u64, Relaxed);
+        state.copied.fetch_add(copied as u64, Relaxed);
         Ok((batch.chunks, bytes))
     }
 }
 
 /// Sends a probe, which asks the peer for a report. Drops it if the socket has no room.
-pub(crate) fn probe(lane: &Lane, shared: &LinkState) {
-    let (message_count, position) = (shared.messages_sent.load(Acquire), shared.position.load(Acquire));
+pub(crate) fn probe(lane: &Lane, state: &LinkState) {
+    let (message_count, position) = (state.messages_sent.load(Acquire), state.position.load(Acquire));
     let probe = Datagram { kind: Kind::Probe, report_wanted: true, message_count, position };
-    shared.sent.fetch_add(lane.tell(&probe) as u64, Relaxed);
+    state.sent.fetch_add(lane.send_one(&probe) as u64, Relaxed);
 }
 
 /// After each control message, repeats the probe until the peer reports it. There is no limit on the time.
-pub(crate) async fn keep_telling(shared: Arc<LinkState>, sender: Arc<Mutex<Sender>>) {
+pub(crate) async fn repeat_probes(state: Arc<LinkState>, sender: Arc<Mutex<Sender>>) {
     loop {
-        shared.spoke.notified().await;
+        state.probe_due.notified().await;
         let mut pause = sender.lock().await.window.wait();
         loop {
             tokio::time::sleep(pause).await;
             let mut sender = sender.lock().await;
-            sender.hear(&shared, false);
-            if sender.known >= shared.messages_sent.load(Acquire) {
+            sender.read_reports(&state, false);
+            if sender.known >= state.messages_sent.load(Acquire) {
                 break;
             }
-            probe(&sender.lane, &shared);
+            probe(&sender.lane, &state);
             pause = (2 * pause).min(MAX_TIMEOUT);
         }
     }
@@ -194,9 +194,9 @@ pub(crate) async fn keep_telling(shared: Arc<LinkState>, sender: Arc<Mutex<Sende
 
 /// Reads the reports that have arrived, unless a running `send_update` holds the sender. That call reads them
 /// itself, and may hold the lock for long.
-pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<LinkState>)) {
+pub(crate) async fn try_read_reports((sender, state): (Arc<Mutex<Sender>>, Arc<LinkState>)) {
     if let Ok(mut sender) = sender.try_lock() {
-        sender.hear(&shared, false);
+        sender.read_reports(&state, false);
     }
 }
 
@@ -206,7 +206,7 @@ pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<LinkState>))
 /// [`ErrorKind::Unsupported`] for a chunk longer than [`MAX_CHUNK`]; an error if the link ends or the update
 /// is cancelled.
 pub(crate) async fn update(
-    shared: &LinkState,
+    state: &LinkState,
     sender: &Mutex<Sender>,
     update: &Outgoing,
 ) -> Result<SendReport> {
@@ -214,20 +214,20 @@ pub(crate) async fn update(
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
         return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a smaller chunk"));
     }
-    shared.check(SEND)?;
-    shared.detached.fetch_or(update.is_detached(), Relaxed);
+    state.check(SEND)?;
+    state.detached.fetch_or(update.is_detached(), Relaxed);
     let started = Instant::now();
     let wire = tokio::select! {
         biased;
         () = update.cancel().cancelled() => Err(SendReport::cancelled()),
-        error = shared.ended(SEND) => Err(error),
-        wire = send_all(shared, sender, update) => wire,
+        error = state.ended(SEND) => Err(error),
+        wire = send_all(state, sender, update) => wire,
     }?;
     let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-async fn send_all(shared: &LinkState, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
+async fn send_all(state: &LinkState, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
     let (mut next, mut wire) = (0, 0);
     let longest = update.chunks().iter().map(|c| c.range().len()).max().unwrap_or_default();
     while next < update.chunks().len() {
@@ -236,9 +236,9 @@ async fn send_all(shared: &LinkState, sender: &Mutex<Sender>, update: &Outgoing)
         sender.window.carry(around + longest as usize);
         if next == 0 {
             // Reports that waited in the socket give no RTT sample.
-            sender.hear(shared, false);
+            sender.read_reports(state, false);
         }
-        let (chunks, bytes) = sender.send(shared, update, next).await?;
+        let (chunks, bytes) = sender.send(state, update, next).await?;
         (next, wire) = (next + chunks, wire + bytes as u64);
         if next == update.chunks().len() {
             sender.window.idle();

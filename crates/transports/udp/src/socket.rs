@@ -243,13 +243,13 @@ impl Lane {
     }
 
     /// Sends one datagram without a payload; drops it if the socket has no room. Returns the bytes sent.
-    pub fn tell(&self, datagram: &impl Encode) -> usize {
-        self.tell_with(datagram, &[])
+    pub fn send_one(&self, datagram: &impl Encode) -> usize {
+        self.send_one_with(datagram, &[])
     }
 
     /// Sends one datagram with the payload `rest`; drops it if the socket has no room. Returns the bytes
     /// sent.
-    pub fn tell_with(&self, datagram: &impl Encode, rest: &[u8]) -> usize {
+    pub fn send_one_with(&self, datagram: &impl Encode, rest: &[u8]) -> usize {
         let mut bytes = Vec::with_capacity(64 + rest.len());
         self.append(datagram, rest, &mut bytes);
         self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())

@@ -14,7 +14,7 @@
 #[derive(Debug, Default)]
 pub struct Turns {
     /// Greatest count of all datagrams.
-    greatest: u64,
+    greatest_count: u64,
     /// Number of messages delivered.
     delivered: u64,
 }
@@ -22,12 +22,12 @@ pub struct Turns {
 impl Turns {
     /// Notes a datagram with this message count.
     pub fn note_count(&mut self, count: u64) {
-        self.greatest = self.greatest.max(count);
+        self.greatest_count = self.greatest_count.max(count);
     }
 
     /// The greatest count received.
-    pub fn greatest(&self) -> u64 {
-        self.greatest
+    pub fn greatest_count(&self) -> u64 {
+        self.greatest_count
     }
 
     /// Whether a chunk with this message count may be given to the sink.
@@ -37,7 +37,7 @@ impl Turns {
 
     /// Whether the next control message may be delivered.
     pub fn may_deliver(&self) -> bool {
-        self.greatest > self.delivered
+        self.greatest_count > self.delivered
     }
 
     /// Notes that a control message was delivered and that its receiver is ready for more.
