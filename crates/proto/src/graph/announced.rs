@@ -58,8 +58,8 @@ impl Node {
         weights: &[(String, f64)],
         then: Option<&[Vec<(String, f64)>]>,
     ) -> Result<Announced, String> {
-        let later = then.unwrap_or_default().iter().map(|weights| self.places(weights));
-        let weights = std::iter::once(self.places(weights)).chain(later).collect::<Result<_, _>>()?;
+        let later = then.unwrap_or_default().iter().map(|weights| self.indices(weights));
+        let weights = std::iter::once(self.indices(weights)).chain(later).collect::<Result<_, _>>()?;
         Ok(Announced { first, weights, changes: then.is_some() })
     }
 
@@ -72,15 +72,15 @@ impl Node {
             return Vec::new(); // the senders got a receipt for the whole model, and may have departed on
         }
         let (first, after) = (self.announced.first, &self.announced);
-        let differs = |place: usize, round: u32| {
-            let weight = |of: &Announced| of.of(round).and_then(|weights| weights.get(&place).copied());
+        let differs = |index: usize, round: u32| {
+            let weight = |of: &Announced| of.of(round).and_then(|weights| weights.get(&index).copied());
             weight(&before) != weight(after)
         };
-        let arrived = self.peers.iter().enumerate().flat_map(|(place, peer)| {
-            peer.arrivals.keys().map(move |&round| (place, round)).filter(|&(_, round)| round >= first)
+        let arrived = self.peers.iter().enumerate().flat_map(|(index, peer)| {
+            peer.arrivals.keys().map(move |&round| (index, round)).filter(|&(_, round)| round >= first)
         });
         let mut stale: Vec<u32> =
-            arrived.filter(|&(place, round)| differs(place, round)).map(|(_, round)| round).collect();
+            arrived.filter(|&(index, round)| differs(index, round)).map(|(_, round)| round).collect();
         stale.sort_unstable();
         stale.dedup();
         for peer in &mut self.peers {

@@ -14,18 +14,18 @@ use crate::{micros, Fit, Span, Time};
 impl Node {
     /// The index in `peers` of a neighbour that is connected.
     pub(super) fn resolve(&self, who: Neighbour) -> Option<usize> {
-        let place = match who {
+        let index = match who {
             Neighbour::Link(link) => *self.numbers.get(&self.roster.member_at(link)?)?,
-            Neighbour::Dialled(place) => place,
+            Neighbour::Dialled(index) => index,
         };
-        self.peers.get(place).filter(|peer| peer.met).map(|_| place)
+        self.peers.get(index).filter(|peer| peer.met).map(|_| index)
     }
 
     /// Decides whether a chunk may be added. Returns its sender's index in `peers`, its iteration and the
     /// sender's weight. Counts the chunks that it rejects.
     fn wanted(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Option<(usize, u32, f64)> {
-        let place = self.resolve(who)?;
-        let number = match self.peers[place].way {
+        let index = self.resolve(who)?;
+        let number = match self.peers[index].way {
             Way::Accepted(number) => number,
             Way::Dialled(_) => 0,
         };
@@ -37,30 +37,30 @@ impl Node {
             return None;
         }
         let (round, low, top) = (chunk.round, self.low(), self.top());
-        self.note_progress(now, place, round);
+        self.note_progress(now, index, round);
         let range = self.size().within(round, chunk.range());
-        self.peers[place].course.note(now, round, range);
+        self.peers[index].course.note(now, round, range);
         if round < low {
-            self.peers[place].late += 1;
+            self.peers[index].late += 1;
             return None;
         }
-        let weight = self.weight(place, round);
+        let weight = self.weight(index, round);
         if round > top || weight.is_none() {
             self.early += 1;
         }
         let weight = weight.filter(|_| round <= top)?;
-        Some((place, round, weight))
+        Some((index, round, weight))
     }
 
     /// Notes that a neighbour has sent a chunk or an End of an iteration. The neighbour then sends no more of
     /// earlier ones.
-    fn note_progress(&mut self, now: Time, place: usize, round: u32) {
-        self.peers[place].begun = self.peers[place].begun.max(round);
-        if round > self.peers[place].newest {
-            self.judge(place, self.peers[place].newest);
-            self.peers[place].newest = round;
+    fn note_progress(&mut self, now: Time, index: usize, round: u32) {
+        self.peers[index].begun = self.peers[index].begun.max(round);
+        if round > self.peers[index].newest {
+            self.judge(index, self.peers[index].newest);
+            self.peers[index].newest = round;
             if self.low() < round {
-                self.look_again(now, place);
+                self.look_again(now, index);
                 self.advance(now);
             }
         }
@@ -69,8 +69,8 @@ impl Node {
     /// Measures the lag of an update whose sender began the next one before it had sent all of this one. An
     /// update that was cut short must not count as early. Otherwise the node would wait less, then cut its
     /// own updates short earlier, and so on.
-    fn judge(&mut self, place: usize, round: u32) {
-        let peer = &self.peers[place];
+    fn judge(&mut self, index: usize, round: u32) {
+        let peer = &self.peers[index];
         if round == 0 || peer.ended >= round || peer.lag.knows(round) {
             return;
         }
@@ -79,20 +79,20 @@ impl Node {
             None => peer.lag.mean(),
         };
         if let Some(lag) = lag {
-            self.peers[place].lag.note(round, lag);
+            self.peers[index].lag.note(round, lag);
         }
     }
 
     /// Decides where the driver puts a chunk whose header has arrived.
     pub fn place(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Place {
-        let Some((place, round, weight)) = self.wanted(now, who, chunk) else { return Place::Nothing };
+        let Some((index, round, weight)) = self.wanted(now, who, chunk) else { return Place::Nothing };
         let size = self.size();
-        let arrival = self.peers[place].arrival(round, size);
+        let arrival = self.peers[index].arrival(round, size);
         match arrival.incoming.fit(now, chunk.range()) {
             Fit::New | Fit::Part if self.config.weighing == Weighing::Arrival => {
                 Place::Fold { round, weight }
             }
-            Fit::New | Fit::Part => Place::Stage { round, peer: place },
+            Fit::New | Fit::Part => Place::Stage { round, peer: index },
             Fit::Nothing => Place::Nothing,
         }
     }
@@ -101,8 +101,8 @@ impl Node {
     pub fn progress(&mut self, now: Time, who: Neighbour, bytes: u64) {
         match who {
             Neighbour::Link(link) => self.roster.progress(now, link, bytes),
-            Neighbour::Dialled(place) => {
-                if let Some(dial) = self.dial(place) {
+            Neighbour::Dialled(index) => {
+                if let Some(dial) = self.dial(index) {
                     dial.progress(now, bytes);
                 }
             }
@@ -112,23 +112,23 @@ impl Node {
     /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new bytes, which the driver
     /// adds to the sums. The driver then calls [`Node::folded`].
     pub fn stored(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader, ok: bool) -> Option<Taken> {
-        let (place, round, weight) = self.wanted(now, who, chunk)?;
+        let (index, round, weight) = self.wanted(now, who, chunk)?;
         let size = self.size();
-        let arrival = self.peers[place].arrival(round, size);
+        let arrival = self.peers[index].arrival(round, size);
         if !ok {
             arrival.incoming.reassembly_mut().corrupt();
             return None;
         }
         let fresh = arrival.incoming.reassembly_mut().fold(now, chunk.range());
         arrival.chunks += u64::from(!fresh.is_empty());
-        (!fresh.is_empty()).then_some(Taken { peer: place, round, weight, fresh })
+        (!fresh.is_empty()).then_some(Taken { peer: index, round, weight, fresh })
     }
 
     /// Reports that the ranges that [`Node::stored`] returned were added to the sums (`ok`), or could not be
     /// added because of their values.
-    pub fn folded(&mut self, now: Time, place: usize, round: u32, parts: &[Range], ok: bool) {
+    pub fn folded(&mut self, now: Time, index: usize, round: u32, parts: &[Range], ok: bool) {
         self.bad += u64::from(!ok);
-        let arrival = self.peers.get_mut(place).and_then(|peer| peer.arrivals.get_mut(&round));
+        let arrival = self.peers.get_mut(index).and_then(|peer| peer.arrivals.get_mut(&round));
         let Some(arrival) = arrival else { return };
         arrival.incoming.reassembly_mut().settle(parts, ok);
         if arrival.over {
@@ -136,61 +136,61 @@ impl Node {
         }
         if !ok {
             arrival.chunks = arrival.chunks.saturating_sub(1);
-            return self.over(now, place, round); // a retransmission would have the same values
+            return self.over(now, index, round); // a retransmission would have the same values
         }
         if arrival.incoming.reassembly().is_whole() && !arrival.incoming.reassembly().is_folding() {
-            return self.over(now, place, round);
+            return self.over(now, index, round);
         }
         arrival.incoming.trails(now);
         self.advance(now);
     }
 
     /// A neighbour's End has arrived: the neighbour has sent all of its model of an iteration.
-    pub(super) fn ended(&mut self, now: Time, place: usize, round: u32) {
-        self.note_progress(now, place, round);
-        let peer = &mut self.peers[place];
+    pub(super) fn ended(&mut self, now: Time, index: usize, round: u32) {
+        self.note_progress(now, index, round);
+        let peer = &mut self.peers[index];
         peer.ended = peer.ended.max(round);
         if round < self.low() {
             if let Some(lag) = self.pace.lag(now, round) {
-                self.peers[place].lag.note(round, lag);
+                self.peers[index].lag.note(round, lag);
             }
             // The neighbour may wait for this acknowledgement, although its model is late.
-            return self.acknowledge(now, place, round);
+            return self.acknowledge(now, index, round);
         }
-        if round > self.top() || self.weight(place, round).is_none() {
+        if round > self.top() || self.weight(index, round).is_none() {
             return; // `look_again` handles this End when the iteration begins
         }
         let size = self.size();
-        let arrival = self.peers[place].arrival(round, size);
+        let arrival = self.peers[index].arrival(round, size);
         if !arrival.over {
-            self.ends(now, place, round);
+            self.ends(now, index, round);
         }
     }
 
     /// Looks at a neighbour's models of all iterations that are accepted now. Ends those whose End arrived
     /// before they were accepted, and those of iterations that the neighbour has left.
-    pub(super) fn look_again(&mut self, now: Time, place: usize) {
+    pub(super) fn look_again(&mut self, now: Time, index: usize) {
         let (low, top, size) = (self.low(), self.top(), self.size());
-        let (newest, ended) = (self.peers[place].newest, self.peers[place].ended);
+        let (newest, ended) = (self.peers[index].newest, self.peers[index].ended);
         for round in low..=top.min(newest.max(ended)) {
-            if self.weight(place, round).is_none() || self.peers[place].is_over(round) {
+            if self.weight(index, round).is_none() || self.peers[index].is_over(round) {
                 continue;
             }
-            let arrival = self.peers[place].arrival(round, size);
+            let arrival = self.peers[index].arrival(round, size);
             let left_behind = newest > round;
             let known = arrival.incoming.settle().is_some();
             if (left_behind || ended >= round) && !known {
-                self.ends(now, place, round);
+                self.ends(now, index, round);
             }
         }
     }
 
     /// Notes that a neighbour sends no more of its model of an iteration, unless it is asked. Without order
     /// on the link, chunks may still arrive.
-    fn ends(&mut self, now: Time, place: usize, round: u32) {
-        let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
+    fn ends(&mut self, now: Time, index: usize, round: u32) {
+        let Some(arrival) = self.peers[index].arrivals.get_mut(&round) else { return };
         if arrival.incoming.ended(now) {
-            self.conclude(now, place, round);
+            self.conclude(now, index, round);
         } else {
             self.timer_set = true;
         }
@@ -198,25 +198,25 @@ impl Node {
 
     /// Ends the wait for a neighbour's model if nothing that must come is missing; else asks for the missing
     /// ranges.
-    pub(super) fn conclude(&mut self, now: Time, place: usize, round: u32) {
-        let left_behind = self.peers[place].newest > round;
-        let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
+    pub(super) fn conclude(&mut self, now: Time, index: usize, round: u32) {
+        let left_behind = self.peers[index].newest > round;
+        let Some(arrival) = self.peers[index].arrivals.get_mut(&round) else { return };
         match arrival.incoming.conclude(now, &self.rule) {
             Step::Wait => self.timer_set = true,
             // The neighbour has gone on and no longer has these bytes.
-            Step::Ask(_) if left_behind => self.over(now, place, round),
-            Step::Ask(wanted) => self.tell(place, Control::Grant { parcel: round, wanted }),
-            Step::Here(_) => self.over(now, place, round),
+            Step::Ask(_) if left_behind => self.over(now, index, round),
+            Step::Ask(wanted) => self.tell(index, Control::Grant { parcel: round, wanted }),
+            Step::Here(_) => self.over(now, index, round),
         }
     }
 
     /// Stops waiting for a neighbour's model of an iteration.
-    fn over(&mut self, now: Time, place: usize, round: u32) {
+    fn over(&mut self, now: Time, index: usize, round: u32) {
         // A model that is complete before the node's own update is ready has a lag of 0. In the first
         // iteration such a lag does not predict later ones.
         let early = self.completed.then_some(Time::ZERO);
         let lag = self.pace.lag(now, round).or(early);
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[index];
         if let Some(arrival) = peer.arrivals.get_mut(&round) {
             arrival.over = true;
             arrival.incoming.stop();
@@ -224,60 +224,60 @@ impl Node {
         if let Some(lag) = lag {
             peer.lag.note(round, lag);
         }
-        self.acknowledge(now, place, round);
+        self.acknowledge(now, index, round);
         self.advance(now);
     }
 
-    pub(super) fn acknowledge(&mut self, now: Time, place: usize, round: u32) {
+    pub(super) fn acknowledge(&mut self, now: Time, index: usize, round: u32) {
         if !self.waits_for_all() {
             return;
         }
-        let reassembly = self.peers[place].arrivals.get(&round).map(|arrival| arrival.incoming.reassembly());
+        let reassembly = self.peers[index].arrivals.get(&round).map(|arrival| arrival.incoming.reassembly());
         let span =
             reassembly.and_then(|reassembly| reassembly.span()).unwrap_or(Span { start: now, end: now });
         let received = Interval { start: micros(span.start), end: micros(span.end) };
         let (duplicates, missing) =
             reassembly.map_or((0, 0), |reassembly| (reassembly.faults().0, reassembly.holes().bytes()));
-        self.tell(place, Control::Received { parcel: round, received, duplicates, missing });
+        self.tell(index, Control::Received { parcel: round, received, duplicates, missing });
     }
 
     /// A neighbour asks for ranges of this node's model.
-    pub(super) fn granted(&mut self, place: usize, round: u32, wanted: &Ranges) {
-        let peer = &mut self.peers[place];
+    pub(super) fn granted(&mut self, index: usize, round: u32, wanted: &Ranges) {
+        let peer = &mut self.peers[index];
         if peer.sending == round {
             peer.out.grant(wanted);
-            self.send_next(place);
+            self.send_next(index);
         }
     }
 
-    fn send_next(&mut self, place: usize) {
-        let link = self.link_of(place);
-        let peer = &mut self.peers[place];
+    fn send_next(&mut self, index: usize) {
+        let link = self.link_of(index);
+        let peer = &mut self.peers[index];
         let parcel = peer.sending;
         let Some(wanted) = peer.out.next() else { return };
         match link {
             Some(link) => self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted }),
-            None => self.dial_act(place, ClientAction::SendParcel { parcel, wanted }),
+            None => self.dial_act(index, ClientAction::SendParcel { parcel, wanted }),
         }
     }
 
     /// Sending this node's model, or ranges of it, to a neighbour has ended. `Err` says why it failed.
-    pub(super) fn was_sent(&mut self, now: Time, place: usize, round: u32, outcome: Result<Span, String>) {
-        let peer = &mut self.peers[place];
+    pub(super) fn was_sent(&mut self, now: Time, index: usize, round: u32, outcome: Result<Span, String>) {
+        let peer = &mut self.peers[index];
         if peer.sending != round || !peer.out.is_sending() {
             return; // belongs to a link or an iteration that is over
         }
         // If sending was cut short, the receiver asks for the rest if it needs it.
         let span = outcome.unwrap_or(Span { start: now, end: now });
-        peer.out.sent(round, span).for_each(|end| self.tell(place, end));
-        self.send_next(place);
+        peer.out.sent(round, span).for_each(|end| self.tell(index, end));
+        self.send_next(index);
         self.advance(now);
     }
 
-    pub(super) fn cancel(&mut self, place: usize) {
-        match self.link_of(place) {
+    pub(super) fn cancel(&mut self, index: usize) {
+        match self.link_of(index) {
             Some(link) => self.roster.act(Action::Cancel { link, parcel: None }),
-            None => self.dial_act(place, ClientAction::Cancel { parcel: None }),
+            None => self.dial_act(index, ClientAction::Cancel { parcel: None }),
         }
     }
 }

@@ -17,21 +17,21 @@ use crate::Time;
 impl Node {
     /// The index in `peers` of the neighbour with this name. An error if [`Node::meet`] was not called for
     /// it.
-    fn place_of(&self, name: &str) -> Result<usize, String> {
-        let place = self.peers.iter().position(|peer| peer.name == name);
-        place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
+    fn index_of(&self, name: &str) -> Result<usize, String> {
+        let index = self.peers.iter().position(|peer| peer.name == name);
+        index.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
     }
 
-    pub(super) fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
-        let mut places = BTreeMap::new();
+    pub(super) fn indices(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
+        let mut indices = BTreeMap::new();
         for (name, weight) in weights {
-            let place = self.place_of(name)?;
+            let index = self.index_of(name)?;
             if !(weight.is_finite() && *weight > 0.0) {
                 return Err(format!("{weight} is no weight of {name:?}; leave out who counts for nothing"));
             }
-            places.insert(place, *weight);
+            indices.insert(index, *weight);
         }
-        Ok(places)
+        Ok(indices)
     }
 
     /// Begins an iteration. The node trains, then averages with the neighbours in `weights` by these weights.
@@ -58,8 +58,8 @@ impl Node {
         }
         self.check_number(round)?;
         let announced = self.announced_from(round, weights, then)?;
-        let place_of = |to: &[String]| to.iter().map(|name| self.place_of(name)).collect::<Result<_, _>>();
-        let targets = to.map(place_of).transpose()?;
+        let indices = |to: &[String]| to.iter().map(|name| self.index_of(name)).collect::<Result<_, _>>();
+        let targets = to.map(indices).transpose()?;
         (self.weights, self.targets) = (announced.of(round).cloned().unwrap_or_default(), targets);
         let stale = self.announce(announced);
         (self.stage, self.begun) = (Stage::Training, now);
@@ -79,12 +79,12 @@ impl Node {
     /// iteration.
     fn go_to(&mut self, now: Time, round: u32) {
         let before = std::mem::replace(&mut self.round, round);
-        for place in 0..self.peers.len() {
+        for index in 0..self.peers.len() {
             // The node skips these iterations and needs no more of them. The sender may wait for this
             // acknowledgement.
-            let ended = self.peers[place].ended;
+            let ended = self.peers[index].ended;
             if (before..round).contains(&ended) {
-                self.acknowledge(now, place, ended);
+                self.acknowledge(now, index, ended);
             }
         }
         for peer in &mut self.peers {
@@ -92,8 +92,8 @@ impl Node {
             peer.had.retain(|&of, _| of >= round);
         }
         self.roster.want(NodeStep::Forget { below: round });
-        for place in self.weights.keys().copied().collect::<Vec<_>>() {
-            self.look_again(now, place);
+        for index in self.weights.keys().copied().collect::<Vec<_>>() {
+            self.look_again(now, index);
         }
     }
 
@@ -104,11 +104,11 @@ impl Node {
         if self.waits_for_all() {
             return;
         }
-        for place in 0..self.peers.len() {
-            if self.peers[place].out.is_sending() {
-                self.cancel(place);
+        for index in 0..self.peers.len() {
+            if self.peers[index].out.is_sending() {
+                self.cancel(index);
             }
-            self.peers[place].out.forget();
+            self.peers[index].out.forget();
         }
     }
 
@@ -156,7 +156,7 @@ impl Node {
             // Lags measured before the node's first update do not predict later lags.
             Waiting::Deadline(None) if !self.completed => Some(self.config.liveness),
             Waiting::Deadline(None) => {
-                let lags = self.awaited().map(|place| &self.peers[place].lag);
+                let lags = self.awaited().map(|index| &self.peers[index].lag);
                 Some(self.pace.limit(lags).unwrap_or(self.config.liveness))
             }
         };
@@ -179,7 +179,7 @@ impl Node {
         if self.announced.changes {
             return round; // in another iteration the graph differs
         }
-        let met = || self.weights.keys().map(|&place| &self.peers[place]).filter(|peer| peer.met);
+        let met = || self.weights.keys().map(|&index| &self.peers[index]).filter(|peer| peer.met);
         let most = |mut numbers: Vec<u32>| {
             numbers.sort_unstable_by(|a, b| b.cmp(a));
             numbers.get(numbers.len() / 2).copied().unwrap_or(0)
@@ -203,8 +203,8 @@ impl Node {
     /// Tells neighbours that this node sends no model in this iteration, because it has come back with an old
     /// one.
     fn pass(&mut self, number: u32) {
-        for place in self.targets() {
-            self.tell(place, Control::Closed { parcel: number });
+        for index in self.targets() {
+            self.tell(index, Control::Closed { parcel: number });
         }
     }
 
@@ -216,14 +216,14 @@ impl Node {
     fn send_to_all(&mut self, number: u32) {
         let wanted = self.size().wanted(number);
         let mut links = Vec::new();
-        let mut places = self.targets();
+        let mut indices = self.targets();
         // Each node begins with the neighbour that follows it in the order of names. If all nodes used the
         // same order, many would send to one node at the same time (incast).
-        let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
-        places.rotate_left(first);
-        for place in places {
-            let link = self.link_of(place);
-            let peer = &mut self.peers[place];
+        let first = indices.partition_point(|&index| self.peers[index].name < self.config.name);
+        indices.rotate_left(first);
+        for index in indices {
+            let link = self.link_of(index);
+            let peer = &mut self.peers[index];
             if !peer.met {
                 continue;
             }
@@ -231,7 +231,7 @@ impl Node {
             match link {
                 Some(link) => links.push(link),
                 None => {
-                    self.dial_act(place, ClientAction::SendParcel { parcel: number, wanted: wanted.clone() })
+                    self.dial_act(index, ClientAction::SendParcel { parcel: number, wanted: wanted.clone() })
                 }
             }
         }
@@ -243,8 +243,8 @@ impl Node {
     /// Indices in `peers` of the neighbours that the node waits for in this iteration.
     fn awaited(&self) -> impl Iterator<Item = usize> + '_ {
         let round = self.round;
-        self.weights.keys().copied().filter(move |&place| {
-            let peer = &self.peers[place];
+        self.weights.keys().copied().filter(move |&index| {
+            let peer = &self.peers[index];
             peer.met && peer.from <= round
         })
     }
@@ -259,9 +259,9 @@ impl Node {
             Waiting::None => true,
             Waiting::FirstChunk(_) => self
                 .awaited()
-                .all(|place| self.peers[place].has_sent(round) || self.peers[place].is_over(round)),
+                .all(|index| self.peers[index].has_sent(round) || self.peers[index].is_over(round)),
             Waiting::All | Waiting::Deadline(_) => {
-                self.awaited().all(|place| self.peers[place].is_over(round))
+                self.awaited().all(|index| self.peers[index].is_over(round))
             }
         };
         let late = self.deadline.is_some_and(|at| now >= at);
@@ -282,11 +282,11 @@ impl Node {
         }
         let (round, wanted) = (self.round, self.size().wanted(self.round));
         let expected = wanted.bytes();
-        let used = |(&place, &weight): (&usize, &f64)| (place, self.final_weight(weight), self.used(place));
+        let used = |(&index, &weight): (&usize, &f64)| (index, self.final_weight(weight), self.used(index));
         let used: Vec<(usize, f64, Ranges)> = self.weights.iter().map(used).collect();
         let (mutual, chunk) = (self.config.weighing == Weighing::Mutual, u64::from(self.config.chunk.max(1)));
-        let exchange = |(place, weight, ranges): (usize, f64, Ranges)| {
-            let peer = &mut self.peers[place];
+        let exchange = |(index, weight, ranges): (usize, f64, Ranges)| {
+            let peer = &mut self.peers[index];
             let arrival = peer.arrivals.remove(&round);
             let reassembly = arrival.as_ref().map(|arrival| arrival.incoming.reassembly());
             let bytes = ranges.bytes();

@@ -26,10 +26,10 @@ impl Node {
         if name == self.config.name {
             return Err(format!("{name:?} is this node itself; give each node a name of its own"));
         }
-        if let Some(place) = self.peers.iter().position(|peer| peer.name == name) {
-            return Ok((place, false));
+        if let Some(index) = self.peers.iter().position(|peer| peer.name == name) {
+            return Ok((index, false));
         }
-        let place = self.peers.len();
+        let index = self.peers.len();
         let dials = self.config.name.as_str() < name;
         let way = if dials {
             thalweg_wire::text::check_name(name)?;
@@ -42,30 +42,30 @@ impl Node {
             Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))
         } else {
             let number = self.roster.reserve(name)?;
-            self.numbers.insert(number, place);
+            self.numbers.insert(number, index);
             Way::Accepted(number)
         };
         self.peers.push(Peer::new(name, way));
-        Ok((place, dials))
+        Ok((index, dials))
     }
 
     /// The link of a neighbour that dials this node, if there is one.
-    pub(super) fn link_of(&self, place: usize) -> Option<LinkId> {
-        match self.peers[place].way {
+    pub(super) fn link_of(&self, index: usize) -> Option<LinkId> {
+        match self.peers[index].way {
             Way::Accepted(number) => self.roster.link_of(number),
             Way::Dialled(_) => None,
         }
     }
 
-    pub(super) fn dial(&mut self, place: usize) -> Option<&mut Dial<()>> {
-        match &mut self.peers.get_mut(place)?.way {
+    pub(super) fn dial(&mut self, index: usize) -> Option<&mut Dial<()>> {
+        match &mut self.peers.get_mut(index)?.way {
             Way::Dialled(dial) => Some(dial),
             Way::Accepted(_) => None,
         }
     }
 
-    pub(super) fn dial_act(&mut self, place: usize, action: ClientAction<()>) {
-        if let Some(dial) = self.dial(place) {
+    pub(super) fn dial_act(&mut self, index: usize, action: ClientAction<()>) {
+        if let Some(dial) = self.dial(index) {
             dial.act(action);
         }
     }
@@ -74,41 +74,41 @@ impl Node {
     /// tells it where the chunk belongs, so chunks need not wait for any message. Earlier, chunks could
     /// overtake the Welcome.
     pub fn is_known_to(&self, who: Neighbour) -> bool {
-        self.resolve(who).is_some_and(|place| self.peers[place].knows_us)
+        self.resolve(who).is_some_and(|index| self.peers[index].knows_us)
     }
 
     /// Sends a message to a neighbour, if it is connected.
-    pub(super) fn tell(&mut self, place: usize, message: Control) {
-        if !self.peers[place].met {
+    pub(super) fn tell(&mut self, index: usize, message: Control) {
+        if !self.peers[index].met {
             return;
         }
-        match self.link_of(place) {
+        match self.link_of(index) {
             Some(link) => self.roster.send(link, message),
             None => {
-                if let Some(dial) = self.dial(place) {
+                if let Some(dial) = self.dial(index) {
                     dial.send(message);
                 }
             }
         }
     }
 
-    pub(super) fn met(&mut self, place: usize, ordered: bool) {
+    pub(super) fn met(&mut self, index: usize, ordered: bool) {
         let round = self.round;
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[index];
         (peer.met, peer.knows_us, peer.ordered, peer.begun) = (true, false, ordered, 0);
         peer.from = round.saturating_add(1);
         (peer.sending, peer.acknowledged, peer.last_have) = (0, 0, 0);
         peer.out.forget();
         let name = peer.name.clone();
-        self.tell(place, Control::Closed { parcel: round });
+        self.tell(index, Control::Closed { parcel: round });
         self.roster.want(NodeStep::Met { peer: name });
     }
 
-    pub(super) fn lost(&mut self, now: Time, place: usize, reason: &str) {
+    pub(super) fn lost(&mut self, now: Time, index: usize, reason: &str) {
         // In these stages the two nodes have already agreed which bytes of the current iteration both have.
         let agreed = matches!(self.stage, Stage::Swapping | Stage::Mixing).then_some(self.round);
         let top = self.top();
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[index];
         if !std::mem::take(&mut peer.met) {
             return;
         }
@@ -127,8 +127,8 @@ impl Node {
 
     /// Why an honest neighbour would not send this message. Without this check, one neighbour could move this
     /// node to the end of the job.
-    fn contradiction(&self, place: usize, message: &Control) -> Option<String> {
-        let (peer, last) = (&self.peers[place], self.last());
+    fn contradiction(&self, index: usize, message: &Control) -> Option<String> {
+        let (peer, last) = (&self.peers[index], self.last());
         match *message {
             Control::Closed { parcel } | Control::End { parcel, .. } if parcel > last => Some(format!(
                 "{:?} says that it is at iteration {parcel}, and the last one is {last}",
@@ -144,45 +144,45 @@ impl Node {
     }
 
     /// Ends the link of a neighbour that broke the protocol.
-    fn expel(&mut self, now: Time, place: usize, reason: &str) {
-        if let Some(link) = self.link_of(place) {
+    fn expel(&mut self, now: Time, index: usize, reason: &str) {
+        if let Some(link) = self.link_of(index) {
             return self.refuse(now, link, Refusal::Protocol, reason);
         }
-        if let Some(dial) = self.dial(place) {
+        if let Some(dial) = self.dial(index) {
             dial.send(Control::Bye { reason: reason.into() });
             dial.act(ClientAction::Close);
             // This node goes on with its other neighbours, so the driver must not see this as a failure.
             dial.finish(Ok(reason.into()));
         }
-        self.lost(now, place, reason);
+        self.lost(now, index, reason);
     }
 
     /// Ends a neighbour's link. The neighbour may connect again.
-    pub(super) fn hang_up(&mut self, now: Time, place: usize, reason: &str) {
-        match self.link_of(place) {
+    pub(super) fn hang_up(&mut self, now: Time, index: usize, reason: &str) {
+        match self.link_of(index) {
             Some(link) => self.refuse(now, link, Refusal::Liveness, reason),
             None => {
-                self.dial_act(place, ClientAction::Close);
-                self.dialled(place).closed(now, reason);
+                self.dial_act(index, ClientAction::Close);
+                self.dialled(index).closed(now, reason);
             }
         }
     }
 
     /// Handles a neighbour's message about models.
-    pub(super) fn neighbour_says(&mut self, now: Time, place: usize, message: Control) {
-        if let Some(reason) = self.contradiction(place, &message) {
-            return self.expel(now, place, &reason);
+    pub(super) fn neighbour_says(&mut self, now: Time, index: usize, message: Control) {
+        if let Some(reason) = self.contradiction(index, &message) {
+            return self.expel(now, index, &reason);
         }
         match message {
-            Control::Grant { parcel, wanted } => self.granted(place, parcel, &wanted),
-            Control::End { parcel, .. } => self.ended(now, place, parcel),
+            Control::Grant { parcel, wanted } => self.granted(index, parcel, &wanted),
+            Control::End { parcel, .. } => self.ended(now, index, parcel),
             Control::Received { parcel, .. } => {
-                let peer = &mut self.peers[place];
+                let peer = &mut self.peers[index];
                 peer.acknowledged = peer.acknowledged.max(parcel.min(peer.sending));
             }
-            Control::Have { parcel, got } => self.has(place, parcel, got),
+            Control::Have { parcel, got } => self.has(index, parcel, got),
             Control::Closed { parcel } => {
-                let peer = &mut self.peers[place];
+                let peer = &mut self.peers[index];
                 peer.knows_us = true; // A node sends Closed first when it has met this node
                 peer.from = peer.from.max(parcel.saturating_add(1));
                 self.advance(now);
@@ -211,9 +211,9 @@ impl ServerMachine for Node {
         let admissible = self.roster.admissible(link, hello, Some(layout));
         let admissible = admissible
             .and_then(|()| self.expected(&hello.name))
-            .and_then(|place| self.config.alike.check(&hello.holding, &hello.name).map(|()| place));
-        let place = match admissible {
-            Ok(place) => place,
+            .and_then(|index| self.config.alike.check(&hello.holding, &hello.name).map(|()| index));
+        let index = match admissible {
+            Ok(index) => index,
             Err((Refusal::Layout, reason)) => {
                 return self.roster.compare(link, hello, self.config.layout.clone(), reason);
             }
@@ -226,17 +226,22 @@ impl ServerMachine for Node {
         let welcome = self.roster.welcome((*self.config.layout).clone(), self.config.chunk);
         self.let_in(now, link, hello, welcome);
         let ordered = self.roster.link(link).is_some_and(|served| served.session.ordered);
-        self.met(place, ordered);
+        self.met(index, ordered);
     }
     fn message(&mut self, now: Time, link: LinkId, number: u32, message: Control) {
         match message {
             Control::Bye { reason } => self.end_link(now, link, &format!("left: {reason}")),
             Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. } => {
-                self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
+                self.refuse(
+                    now,
+                    link,
+                    Refusal::Protocol,
+                    "only the node that was dialled may send this message",
+                );
             }
             message => {
-                if let Some(place) = self.numbers.get(&number).copied() {
-                    self.neighbour_says(now, place, message);
+                if let Some(index) = self.numbers.get(&number).copied() {
+                    self.neighbour_says(now, index, message);
                 }
             }
         }
@@ -247,9 +252,9 @@ impl ServerMachine for Node {
             let grave = self.expected(&name).is_ok();
             self.report_refusal(&name, &format!("{name:?} is not let in: {how}"), grave);
         }
-        let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
-        if let Some(place) = place {
-            self.lost(now, place, &dropped.reason);
+        let index = dropped.member.and_then(|number| self.numbers.get(&number).copied());
+        if let Some(index) = index {
+            self.lost(now, index, &dropped.reason);
         }
     }
 
@@ -258,12 +263,12 @@ impl ServerMachine for Node {
     }
 
     fn timers_due(&mut self, now: Time) {
-        for place in 0..self.peers.len() {
-            let arrivals = self.peers[place].arrivals.iter();
+        for index in 0..self.peers.len() {
+            let arrivals = self.peers[index].arrivals.iter();
             let settled =
                 arrivals.filter(|(_, a)| !a.over && a.incoming.settle().is_some_and(|at| now >= at));
             for round in settled.map(|(&round, _)| round).collect::<Vec<_>>() {
-                self.conclude(now, place, round);
+                self.conclude(now, index, round);
             }
         }
         self.stop_swapping(now);
@@ -271,14 +276,14 @@ impl ServerMachine for Node {
     }
 
     fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
-        if let Some(place) = self.resolve(Neighbour::Link(link)) {
-            self.was_sent(now, place, round, outcome);
+        if let Some(index) = self.resolve(Neighbour::Link(link)) {
+            self.was_sent(now, index, round, outcome);
         }
     }
 
     fn forget(&mut self, now: Time, name: &str, why: &str) {
-        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
-        if let Some(link) = place.and_then(|place| self.link_of(place)) {
+        let index = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
+        if let Some(link) = index.and_then(|index| self.link_of(index)) {
             self.end_link(now, link, why);
         }
     }
@@ -302,9 +307,9 @@ impl ServerMachine for Node {
 impl Node {
     /// The index of the neighbour with this name, if it is one that dials this node.
     fn expected(&self, name: &str) -> Result<usize, (Refusal, String)> {
-        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
+        let index = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
         // This node may not have met that neighbour yet, so the peer may try again after this refusal.
-        place.ok_or_else(|| {
+        index.ok_or_else(|| {
             let reason = format!(
                 "{name:?} is no neighbour that {:?} expects to dial it; check the graph and the names of both",
                 self.config.name

@@ -56,15 +56,15 @@ impl Node {
         self.deadline = (!self.waits_for_all()).then(|| now.saturating_add(longest));
         self.timer_set |= self.deadline.is_some();
         let round = self.round;
-        for place in self.weights.keys().copied().collect::<Vec<_>>() {
-            let peer = &mut self.peers[place];
+        for index in self.weights.keys().copied().collect::<Vec<_>>() {
+            let peer = &mut self.peers[index];
             let mut reported = Ranges::new();
             if let Some(arrival) = peer.arrivals.get_mut(&round).filter(|_| peer.apart < round) {
                 // A message holds at most `MAX_HOLES` ranges. Neither node uses the ranges beyond these.
                 reported = arrival.incoming.reassembly().received().first(MAX_HOLES);
                 arrival.reported = reported.clone();
             }
-            self.tell(place, Control::Have { parcel: round, got: reported });
+            self.tell(index, Control::Have { parcel: round, got: reported });
         }
         self.swap();
     }
@@ -74,14 +74,14 @@ impl Node {
         if self.stage != Stage::Swapping {
             return;
         }
-        if !self.weights.keys().any(|&place| self.owes(place)) {
+        if !self.weights.keys().any(|&index| self.owes(index)) {
             self.mix();
         }
     }
 
     /// Whether a neighbour's Have for this iteration is still to come.
-    fn owes(&self, place: usize) -> bool {
-        let (peer, round) = (&self.peers[place], self.round);
+    fn owes(&self, index: usize) -> bool {
+        let (peer, round) = (&self.peers[index], self.round);
         let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
         // A Have for an iteration that this node does not accept yet counts in `last_have`, but is not stored. It
         // is empty, because this node has sent nothing of that iteration.
@@ -95,12 +95,12 @@ impl Node {
             return;
         }
         self.deadline = None;
-        for place in self.weights.keys().copied().filter(|&place| self.owes(place)).collect::<Vec<_>>() {
+        for index in self.weights.keys().copied().filter(|&index| self.owes(index)).collect::<Vec<_>>() {
             let reason = format!(
                 "{:?} has sent its model of iteration {} and does not say what it has of ours",
-                self.peers[place].name, self.round
+                self.peers[index].name, self.round
             );
-            self.hang_up(now, place, &reason);
+            self.hang_up(now, index, &reason);
         }
     }
 
@@ -111,12 +111,12 @@ impl Node {
     }
 
     /// A neighbour's Have has arrived: `got` are the ranges of this node's model that it has.
-    pub(super) fn has(&mut self, place: usize, round: u32, got: Ranges) {
+    pub(super) fn has(&mut self, index: usize, round: u32, got: Ranges) {
         if self.config.weighing != Weighing::Mutual {
             return;
         }
         let open = (self.round..=self.top()).contains(&round);
-        let peer = &mut self.peers[place];
+        let peer = &mut self.peers[index];
         peer.last_have = peer.last_have.max(round);
         if open {
             peer.had.insert(round, got);
@@ -126,7 +126,7 @@ impl Node {
 
     /// How many neighbours have sent bytes of this iteration.
     fn senders(&self) -> usize {
-        self.weights.keys().filter(|&&place| self.peers[place].has_sent(self.round)).count()
+        self.weights.keys().filter(|&&index| self.peers[index].has_sent(self.round)).count()
     }
 
     /// A neighbour's weight in the iteration that is being mixed. `weight` is the weight that was planned.
@@ -138,8 +138,8 @@ impl Node {
     }
 
     /// The ranges of a neighbour's model that are used in the iteration that is being mixed.
-    pub(super) fn used(&self, place: usize) -> Ranges {
-        let (peer, round) = (&self.peers[place], self.round);
+    pub(super) fn used(&self, index: usize) -> Ranges {
+        let (peer, round) = (&self.peers[index], self.round);
         let Some(arrival) = peer.arrivals.get(&round) else { return Ranges::new() };
         if self.config.weighing != Weighing::Mutual || self.fresh {
             return arrival.incoming.reassembly().received().clone();

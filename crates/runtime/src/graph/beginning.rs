@@ -46,27 +46,27 @@ impl Node {
         let ways = ways.collect::<Result<Vec<_>, Error>>()?;
         let first = first.map(|first| self.checked(first)).transpose()?;
         let seed = self.options.seed ^ u64::from_le_bytes(random()?);
-        let places = {
+        let indices = {
             let _folding = self.folding_nothing();
-            let (places, stale) = self.shared.tell(|node| {
+            let (indices, stale) = self.shared.tell(|node| {
                 let met =
                     ways.iter().zip(0_u64..).map(|((name, _), n)| node.meet(name, seed ^ n).map_err(bad));
-                let places = met.collect::<Result<Vec<_>, Error>>()?;
+                let indices = met.collect::<Result<Vec<_>, Error>>()?;
                 let expected =
                     first.map(|first| node.expect(first.round, &first.weights, first.then.as_deref()));
-                Ok::<_, Error>((places, expected.transpose().map_err(out_of_order)?.unwrap_or_default()))
+                Ok::<_, Error>((indices, expected.transpose().map_err(out_of_order)?.unwrap_or_default()))
             })?;
             self.shared.free(&stale);
-            places
+            indices
         };
-        for ((name, to), (place, dials)) in ways.into_iter().zip(places) {
+        for ((name, to), (index, dials)) in ways.into_iter().zip(indices) {
             let Some(to) = to.filter(|_| dials) else { continue };
-            let machine = Dialled { shared: self.shared.clone(), place };
-            let policy = Dialling { shared: self.shared.clone(), place, name: name.clone() };
+            let machine = Dialled { shared: self.shared.clone(), index };
+            let policy = Dialling { shared: self.shared.clone(), index, name: name.clone() };
             let dialer = Dialer::start(to, machine, policy)?;
-            self.shared.dials(place, &dialer);
+            self.shared.dials(index, &dialer);
             dialer.wake();
-            lock(&self.dialers).insert(place, dialer);
+            lock(&self.dialers).insert(index, dialer);
         }
         Ok(())
     }

@@ -86,8 +86,8 @@ impl Shared {
         _ = self.hub.set(Arc::downgrade(hub));
     }
 
-    pub fn dials(&self, place: usize, dialer: &Arc<NodeDialer>) {
-        lock(&self.dialers).insert(place, Arc::downgrade(dialer));
+    pub fn dials(&self, index: usize, dialer: &Arc<NodeDialer>) {
+        lock(&self.dialers).insert(index, Arc::downgrade(dialer));
     }
 
     /// Calls the state machine, then wakes the hub and the dialers that have actions or timers pending.
@@ -104,7 +104,7 @@ impl Shared {
         }
         if !dials.is_empty() {
             let dialers = lock(&self.dialers);
-            let waiting = dials.iter().filter_map(|place| dialers.get(place)).filter_map(Weak::upgrade);
+            let waiting = dials.iter().filter_map(|index| dialers.get(index)).filter_map(Weak::upgrade);
             let waiting: Vec<_> = waiting.collect();
             drop(dialers);
             waiting.iter().for_each(|dialer| dialer.wake());
@@ -228,14 +228,14 @@ impl HubPolicy for Listening {
 /// Policy of a dialer: it drives the link to one neighbour that this node dials.
 pub(crate) struct Dialling {
     pub shared: Arc<Shared>,
-    pub place: usize,
+    pub index: usize,
     pub name: String,
 }
 
 /// The node's machine, as one of its dialers gets it.
 pub(crate) struct Dialled {
     pub shared: Arc<Shared>,
-    pub place: usize,
+    pub index: usize,
 }
 
 impl ClientLock for Dialled {
@@ -243,7 +243,7 @@ impl ClientLock for Dialled {
     type Machine<'a> = DialledNeighbour<'a>;
 
     fn with<T>(&self, call: impl FnOnce(&mut DialledNeighbour<'_>) -> T) -> T {
-        let result = self.shared.tell(|node| call(&mut node.dialled(self.place)));
+        let result = self.shared.tell(|node| call(&mut node.dialled(self.index)));
         self.shared.announce(); // a caller that waits to send may go on
         result
     }
@@ -276,7 +276,7 @@ impl DialerPolicy for Dialling {
     }
 
     fn sink(dialer: &Arc<NodeDialer>, _ordered: bool) -> Box<dyn Sink> {
-        let Dialling { shared, place, .. } = &dialer.policy;
-        Box::new(NodeSink::new(shared.clone(), Neighbour::Dialled(*place)))
+        let Dialling { shared, index, .. } = &dialer.policy;
+        Box::new(NodeSink::new(shared.clone(), Neighbour::Dialled(*index)))
     }
 }

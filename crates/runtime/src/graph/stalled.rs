@@ -117,8 +117,8 @@ fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
     for (node, _) in &nodes {
         let known = || {
             node.shared().look(|machine| {
-                let others = 0..names.len() - 1; // neighbours' places, whoever dials
-                others.clone().all(|place| machine.is_known_to(Neighbour::Dialled(place))).then_some(())
+                let others = 0..names.len() - 1; // neighbours' indices, whoever dials
+                others.clone().all(|index| machine.is_known_to(Neighbour::Dialled(index))).then_some(())
             })
         };
         let waits = LIMIT.as_millis() / CALLER_TIMEOUT.as_millis();
