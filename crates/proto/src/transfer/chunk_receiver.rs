@@ -11,7 +11,7 @@ pub trait ChunkReceiver {
     fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming>;
 
     /// How a chunk fits the parcel that is being received, and the bytes of the whole parcel.
-    fn place(&mut self, now: Time, chunk: &ChunkHeader) -> (Fit, u64) {
+    fn fit(&mut self, now: Time, chunk: &ChunkHeader) -> (Fit, u64) {
         let Some(incoming) = self.receiving(chunk) else { return (Fit::Nothing, 0) };
         (incoming.fit(now, chunk.range()), incoming.reassembly().total())
     }

@@ -98,7 +98,7 @@ impl Fuzzed {
     fn chunk(&mut self) {
         let chunk = chunk(&mut self.rng, &self.layout);
         self.client.begun(self.now, &chunk);
-        self.client.place(self.now, &chunk);
+        self.client.fit(self.now, &chunk);
         self.client.progress(self.now, self.rng.below(2000));
         let whole = ChunkHeader { offset: 0, length: self.layout.bytes() as u32, ..chunk };
         let chunk = if self.rng.chance(0.2) { ChunkHeader { sender: 0, ..whole } } else { chunk };

@@ -152,7 +152,7 @@ fn a_client_told_anything_keeps_in_step() {
                 }
                 5 => {
                     let chunk = thalweg_wire::ChunkHeader { sender: 0, ..chunk(&mut rng, &layout) };
-                    if client.place(now, &chunk).0 != Fit::Nothing {
+                    if client.fit(now, &chunk).0 != Fit::Nothing {
                         client.stored(now, &chunk, rng.chance(0.9));
                     }
                 }

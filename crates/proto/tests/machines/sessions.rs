@@ -212,7 +212,7 @@ fn differing(server: &mut Bare, link: LinkId, name: &str) -> Layout {
     }
 }
 
-fn turned_away(actions: &[Action]) -> Vec<(&str, &str)> {
+fn refused_clients(actions: &[Action]) -> Vec<(&str, &str)> {
     let found = actions.iter().filter_map(|action| match action {
         Action::TurnedAway { client, reason } => Some((client.as_str(), reason.as_str())),
         _ => None,
@@ -241,7 +241,7 @@ fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
         assert_eq!(differing(&mut server, link, &name), crate::common::party::layout(1000));
         let actions = server.say(link, Control::Differs { tensor: tensor.into(), spec });
         assert_eq!(refusal(&actions, link).0, Refusal::Layout);
-        let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };
+        let [(client, reason)] = refused_clients(&actions)[..] else { unreachable!("{actions:?}") };
         assert!(client == name && reason.contains(expected) && reason.ends_with(HINT), "{reason}");
         assert!(!server.party.machine.is_member(link));
         assert!(server.party.machine.take_reported(link) && !server.party.machine.take_reported(link));
@@ -258,12 +258,15 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     server.party.machine.timeout(server.now);
     let actions = server.actions();
     assert!(refusal(&actions, 1).1.starts_with(hashes));
-    assert!(turned_away(&actions)[0].1.starts_with(hashes), "{actions:?}");
+    assert!(refused_clients(&actions)[0].1.starts_with(hashes), "{actions:?}");
 
     differing(&mut server, 2, "gone");
     server.party.machine.closed(server.now, 2, "cut");
     let actions = server.actions();
-    assert!(matches!(turned_away(&actions)[..], [("gone", why)] if why.starts_with(hashes)), "{actions:?}");
+    assert!(
+        matches!(refused_clients(&actions)[..], [("gone", why)] if why.starts_with(hashes)),
+        "{actions:?}"
+    );
 
     // The server asked only how the layout differs.
     for (link, message) in [(3, Control::Idle), (4, Control::Hello(hello("c", 1)))] {
@@ -287,7 +290,7 @@ fn other_layouts_fill_no_log_and_no_memory() {
     for link in 1..=100 {
         differing(&mut server, link, "again");
         let spec = Some(TensorSpec { dtype: Dtype::F64, shape: vec![1] });
-        reported += turned_away(&server.say(link, Control::Differs { tensor: "a".into(), spec })).len();
+        reported += refused_clients(&server.say(link, Control::Differs { tensor: "a".into(), spec })).len();
     }
     assert_eq!(reported, 1);
     for link in 101..=500 {

@@ -19,7 +19,7 @@ pub(crate) struct ClientSink {
 
 impl Sink for ClientSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
-        let (fit, _) = lock(&self.dialer.machine).place(self.dialer.now(), chunk);
+        let (fit, _) = lock(&self.dialer.machine).fit(self.dialer.now(), chunk);
         match fit {
             Fit::Nothing => None,
             Fit::New => self.dialer.policy.arena()?.claim(chunk.range()).ok().map(Target::Place),

@@ -71,7 +71,7 @@ pub(crate) struct TaskSink {
 
 impl Sink for TaskSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
-        let (fit, total) = lock(&self.dialer.machine).place(self.dialer.now(), chunk);
+        let (fit, total) = lock(&self.dialer.machine).fit(self.dialer.now(), chunk);
         match fit {
             Fit::Nothing => None,
             Fit::Part => Some(self.scratch.take(chunk.length as usize)),

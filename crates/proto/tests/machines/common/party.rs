@@ -368,7 +368,7 @@ impl ClientParty {
     /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
         self.seen.model_chunks += 1;
-        let (fit, _) = self.machine.place(now, &header.chunk);
+        let (fit, _) = self.machine.fit(now, &header.chunk);
         let offset = header.chunk.offset as usize;
         if fit == Fit::New {
             self.arena[offset..offset + payload.len()].copy_from_slice(payload);

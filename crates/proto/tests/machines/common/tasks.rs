@@ -551,7 +551,7 @@ impl Member {
     fn task_chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
         self.chunks += 1;
         let chunk = &header.chunk;
-        let (fit, total) = self.machine.place(now, chunk);
+        let (fit, total) = self.machine.fit(now, chunk);
         if fit != Fit::Nothing {
             let into = self.arenas.entry(chunk.round).or_insert_with(|| vec![0xee; total as usize]);
             if fit == Fit::New {
