@@ -284,7 +284,7 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     /// Records a peer that was rejected before it became a client.
-    fn turn_away(&self, error: &thalweg_transport::Error) {
+    fn note_rejected_peer(&self, error: &thalweg_transport::Error) {
         let note = lock(&self.rejected_peers).count(error.kind(), &error.to_string());
         if let Some(note) = note {
             self.note(&note);
@@ -588,7 +588,7 @@ async fn welcome<P: HubPolicy>(hub: &Arc<Hub<P>>, pending: Pending) {
                 hub.note(&error.to_string());
             }
         }
-        Err(error) => hub.turn_away(&error),
+        Err(error) => hub.note_rejected_peer(&error),
     }
 }
 
@@ -635,7 +635,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     // The log may already say why the client was not admitted. That line explains more than the link's error.
     let reported = hub.machine.with(|machine| machine.take_reported(id));
     if let Some(error) = failed.filter(|_| !admitted && !reported) {
-        hub.turn_away(&error);
+        hub.note_rejected_peer(&error);
     }
 }
 

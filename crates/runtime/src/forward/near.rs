@@ -146,7 +146,7 @@ impl Near {
             self.link(false, Some(why)).await;
             let dialed = tokio::select! {
                 dialed = self.way.dial_for(None) => dialed,
-                never = self.turn_away() => match never {},
+                never = self.wait_then_reset_programs() => match never {},
                 () = stop(&mut stopped) => break Ok(()),
             };
             match dialed {
@@ -198,7 +198,7 @@ impl Near {
     }
 
     /// Serves programs while there is no link: they wait for a time limit, and after that they are reset.
-    async fn turn_away(&self) -> Infallible {
+    async fn wait_then_reset_programs(&self) -> Infallible {
         sleep(self.way.options.timeout()).await;
         loop {
             match self.listener.accept().await {

@@ -65,7 +65,7 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
             () = tokio::time::sleep(pause) => {
                 if shared.ends.carrier.held().is_some() {
                     // The broker delays messages, so silence does not mean that the other end is gone.
-                    shared.hear(0);
+                    shared.note_arrival(0);
                 } else if shared.last_arrival().elapsed() > SILENCE {
                     shared.end(&format!("nothing was heard of the other end for {} s", SILENCE.as_secs()));
                 }

@@ -32,8 +32,8 @@ const BACKLOG: usize = 2048;
 /// Maximum number of goodbyes being sent at a time to members without a link. Beyond that, their messages are
 /// ignored.
 const ANSWERS: usize = 16;
-/// Number of members that the listener remembers having turned away. It does not answer them again.
-const TURNED_AWAY: usize = 64;
+/// Number of members that the listener remembers having refused. It does not answer them again.
+const REFUSED: usize = 64;
 /// Cost of chunks that a listener grants to all members together.
 const BUDGET: u64 = 64 << 20;
 /// Least cost of chunks that it grants to one member.
@@ -70,7 +70,7 @@ pub(crate) struct Office {
     pub certain: Arc<AtomicU64>,
     pub moved: Arc<Notify>,
     pub kept: Arc<Mutex<Kept>>,
-    turned_away: Mutex<VecDeque<MemberId>>,
+    refused: Mutex<VecDeque<MemberId>>,
     answers: Arc<Semaphore>,
 }
 
@@ -143,7 +143,7 @@ async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<O
         certain: Arc::default(),
         moved: Arc::default(),
         kept: Arc::default(),
-        turned_away: Mutex::default(),
+        refused: Mutex::default(),
         answers: Arc::new(Semaphore::new(ANSWERS)),
     })
 }
@@ -201,15 +201,15 @@ impl Office {
     }
 
     /// Tells a member, once, that it has no link here.
-    fn turn_away(self: &Arc<Self>, tag: Tag, why: &'static str) {
+    fn refuse(self: &Arc<Self>, tag: Tag, why: &'static str) {
         let Ok(permit) = self.answers.clone().try_acquire_owned() else { return };
-        let mut turned_away = lock(&self.turned_away);
-        if turned_away.contains(&tag.member) {
+        let mut refused = lock(&self.refused);
+        if refused.contains(&tag.member) {
             return;
         }
-        turned_away.push_back(tag.member);
-        if turned_away.len() > TURNED_AWAY {
-            turned_away.pop_front();
+        refused.push_back(tag.member);
+        if refused.len() > REFUSED {
+            refused.pop_front();
         }
         let office = self.clone();
         tokio::spawn(async move {
@@ -309,7 +309,7 @@ impl Hub {
         let known = lock(&office.links).get(&tag.member).map(|entry| entry.shared.clone());
         match (known, kind) {
             // Only note the message: the keeper task repeats the welcome anyway.
-            (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire),
+            (Some(shared), Kind::Hello { .. }) => shared.note_arrival(letter.wire),
             (Some(shared), kind) if shared.ends.tag == tag => {
                 // First process the message, then let the link be accepted. So the listener knows which
                 // retained chunks the member holds before it sends anything.
@@ -320,9 +320,7 @@ impl Hub {
             }
             (None, Kind::Hello { window, key }) => self.welcome(office, tag.member, window, key, letter.wire),
             (_, Kind::Bye) => {}
-            _ => {
-                office.turn_away(tag, "there is no such link: it has ended, or the listener was started anew")
-            }
+            _ => office.refuse(tag, "there is no such link: it has ended, or the listener was started anew"),
         }
     }
 
@@ -337,7 +335,7 @@ impl Hub {
     ) {
         let tag = Tag { instance: office.instance, member };
         if self.is_deaf() {
-            return office.turn_away(Tag { instance: 0, member }, "nobody accepts links any more");
+            return office.refuse(Tag { instance: 0, member }, "nobody accepts links any more");
         }
         let admission_queue = self.options.admission_queue.as_ref();
         if admission_queue.is_some_and(|admission_queue| !admission_queue.has_room()) {
@@ -375,7 +373,7 @@ impl Hub {
             kept: office.kept.clone(),
             standing: Standing::new(unauthenticated_peer.clone()),
         });
-        shared.hear(wire);
+        shared.note_arrival(wire);
         let link = Arc::new(MessageLink(shared.clone()));
         let (known, waiting) = (Arc::downgrade(&link), Some(Waiting { link, place, unauthenticated_peer }));
         links.insert(member, Entry { shared: shared.clone(), link: known, waiting });

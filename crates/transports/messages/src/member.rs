@@ -118,7 +118,7 @@ impl Hello<'_> {
                 Err(nobody(self.address, &printable(&letter.behind(head).unwrap_or_default())))
             }
             Some((tag, Kind::GroupChunk { number, header, kept: true, .. }, head)) => {
-                shelf.hear(letter.wire);
+                shelf.note_arrival(letter.wire);
                 letter
                     .behind(head)
                     .into_iter()
@@ -137,7 +137,7 @@ fn nobody(address: &Address, why: &str) -> Error {
 
 /// Tells the listener which retained chunks this member holds. This is the first message on the link.
 async fn tell(shared: &LinkState, shelf: Shelf) {
-    shared.hear(shelf.wire());
+    shared.note_arrival(shelf.wire());
     let report = shelf.report(shared.nature.max_message - HEAD_BYTES);
     if report.is_empty() {
         return;

@@ -18,7 +18,7 @@ const RECEIVE: &str = "receive";
 
 /// Processes a message of this link. Never waits.
 pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Letter) {
-    shared.hear(letter.wire);
+    shared.note_arrival(letter.wire);
     let Some(body) = letter.behind(head) else { return };
     let lossy = shared.nature.lossy;
     let member = shared.ends.to == Mailbox::Listener;

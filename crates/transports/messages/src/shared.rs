@@ -229,7 +229,7 @@ impl LinkState {
     }
 
     /// Notes that a message of `wire` bytes arrived.
-    pub(crate) fn hear(&self, wire: u64) {
+    pub(crate) fn note_arrival(&self, wire: u64) {
         self.received.fetch_add(wire, Ordering::Relaxed);
         *lock(&self.last_arrival) = Instant::now();
         self.passed.store(0, Ordering::Relaxed);

@@ -28,7 +28,7 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     /// Counts bytes that arrived on the wire.
-    pub(crate) fn hear(&mut self, wire: u64) {
+    pub(crate) fn note_arrival(&mut self, wire: u64) {
         self.wire += wire;
     }
 
