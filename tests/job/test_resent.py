@@ -9,9 +9,9 @@ import pytest
 
 from thalweg.job.common import resent
 from thalweg.job.common.resent import counted, manifest_counts, totals
-from thalweg.job.common.server_reports import Counts
+from thalweg.job.common.server_reports import ResentCounts
 
-UNKNOWN = Counts()
+UNKNOWN = ResentCounts()
 Members = Mapping[str, Mapping[str, "int | None"]]
 
 
@@ -30,13 +30,13 @@ def here() -> list[str]:
 
 def test_the_total_is_the_sum_over_all_clients() -> None:
     core = Core({"a": {"down": 1, "up": 2}, "b": {"down": 10, "up": 0}})
-    assert counted(core, here, {"a", "b"}) == Counts(11, 2)
+    assert counted(core, here, {"a", "b"}) == ResentCounts(11, 2)
 
 
 def test_a_client_that_cannot_count_makes_the_total_unknown() -> None:
     core = Core({"a": {"down": 1, "up": 2}, "b": {"down": 10, "up": None}})
-    assert counted(core, here, {"a", "b"}) == Counts(11, None)
-    assert counted(core, here, {"a"}) == Counts(11, 2), "who sent no update has none to count"
+    assert counted(core, here, {"a", "b"}) == ResentCounts(11, None)
+    assert counted(core, here, {"a"}) == ResentCounts(11, 2), "who sent no update has none to count"
 
 
 def test_what_a_lost_client_sent_again_is_not_known() -> None:
@@ -50,10 +50,10 @@ def test_a_count_that_does_not_come_in_time_is_not_known(monkeypatch: pytest.Mon
 
 
 def test_totals_of_several_servers() -> None:
-    assert totals([Counts(1, 2), Counts(3, None)]) == Counts(4, None)
+    assert totals([ResentCounts(1, 2), ResentCounts(3, None)]) == ResentCounts(4, None)
     assert totals([]) == UNKNOWN
 
 
 def test_what_a_broker_sends_again_is_noted_as_not_counted() -> None:
-    assert manifest_counts(Counts(1, 2), 1, broker=False) == {"first": 1, "down": 1, "up": 2}
-    assert manifest_counts(Counts(1, 2), 1, broker=True) == {"first": 1, "down": 1, "up": 2, "broker": None}
+    assert manifest_counts(ResentCounts(1, 2), 1, broker=False) == {"first": 1, "down": 1, "up": 2}
+    assert manifest_counts(ResentCounts(1, 2), 1, broker=True) == {"first": 1, "down": 1, "up": 2, "broker": None}

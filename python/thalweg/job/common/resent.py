@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg.apps.core_outcome import COUNTED
 from thalweg.job.common import server_reports
-from thalweg.job.common.server_reports import Counting, Counts
+from thalweg.job.common.server_reports import Counting, ResentCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COUNT_SECONDS: Final = 2.0
 
 
-def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> Counts:
+def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> ResentCounts:
     """Return the segments that a server and its clients sent again. Call it when the last transfer is confirmed.
 
     A direction is None if a party cannot count or has not reported, or if a client has left: its count for its last
@@ -32,15 +32,15 @@ def counted(server: Counting, absent: Callable[[], object], senders: Container[s
     clients = server_reports.resent(server, COUNT_SECONDS)
     # The core returns at once when all clients that are connected have reported their counts.
     if time.monotonic() - began >= COUNT_SECONDS or absent():
-        return Counts()
+        return ResentCounts()
     reported = [counts for name, counts in clients.items() if counts.up is not None or name in senders]
-    return Counts(totals(clients.values()).down, totals(reported).up)
+    return ResentCounts(totals(clients.values()).down, totals(reported).up)
 
 
-def totals(each: Iterable[Counts]) -> Counts:
+def totals(each: Iterable[ResentCounts]) -> ResentCounts:
     """Return the sum of counts by direction. It is None if one of the counts is None, or if there are no counts."""
     every = list(each)
-    return Counts(_total([one.down for one in every]), _total([one.up for one in every]))
+    return ResentCounts(_total([one.down for one in every]), _total([one.up for one in every]))
 
 
 def _total(counts: list[int | None]) -> int | None:
@@ -48,7 +48,7 @@ def _total(counts: list[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(counts) else None
 
 
-def manifest_counts(counts: Counts, first: int, *, broker: bool) -> Mapping[str, object]:
+def manifest_counts(counts: ResentCounts, first: int, *, broker: bool) -> Mapping[str, object]:
     """Return the counts for the manifest. They begin at round ``first``, and do not include a broker's segments."""
     return {"first": first, **vars(counts), **({"broker": None} if broker else {})}
 

@@ -17,7 +17,7 @@ class Departure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counts:
+class ResentCounts:
     """Segments that were sent again: ``down`` by the end that listens, ``up`` by the end that connected to it.
 
     None: not everybody who sends in that direction has counted and reported.
@@ -54,6 +54,6 @@ def departed(server: Reporting) -> list[Departure]:
     return wire.decode(list[Departure], server.departed())
 
 
-def resent(server: Counting, timeout: float) -> dict[str, Counts]:
+def resent(server: Counting, timeout: float) -> dict[str, ResentCounts]:
     """Return the segments sent again on the link with each client; of a tree's root, those at each node."""
-    return wire.decode(dict[str, Counts], server.resent(timeout))
+    return wire.decode(dict[str, ResentCounts], server.resent(timeout))

@@ -23,7 +23,7 @@ from thalweg.job.common.failure import RUN, end_badly
 from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
 from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, senders, totals
-from thalweg.job.common.server_reports import Counts
+from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.common.session import SERVER
 from thalweg.job.star.attendance import Absence, Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
@@ -217,7 +217,7 @@ class Host:
         counters = self.server.tree()
         return {} if counters is None else {SERVER: wire.decode(Workers, counters)}
 
-    def _resent(self) -> Counts:
+    def _resent(self) -> ResentCounts:
         """Return how many segments all links of the job sent again."""
         if isinstance(self.server, Tree):
             return totals(server_reports.resent(self.server, COUNT_SECONDS).values())

@@ -45,7 +45,7 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.messages import Note
 from thalweg.job.common.resent import counted, totals
-from thalweg.job.common.server_reports import Counts
+from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.star import worker
 from thalweg.job.tree import messages, placement
 from thalweg.job.tree.first_finished import GatheringTop, SumsExchange, SumsOf, not_understood
@@ -183,9 +183,9 @@ class Gateway:
         server.place_clients(self._expected, self._placed())
         return answers.Nothing()
 
-    def _resent(self, server: _core.Server) -> Counts:
+    def _resent(self, server: _core.Server) -> ResentCounts:
         if not self._counts_all:
-            return Counts()
+            return ResentCounts()
         own = counted(server, lambda: server_reports.departed(server), self._senders)
         return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
 

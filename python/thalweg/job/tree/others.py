@@ -11,7 +11,7 @@ from thalweg import _core, bounded_json, wire
 from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.resent import counted
-from thalweg.job.common.server_reports import Counts
+from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.tree.messages import Message
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.trees.answers import Form
@@ -61,7 +61,7 @@ class Others:
         """Stop waiting for a node that is gone."""
         self._server.forget(name, why)
 
-    def resent(self) -> list[Counts]:
+    def resent(self) -> list[ResentCounts]:
         """Return the counts of segments that were sent again on the links of nodes that joined this node, if any did.
 
         The other nodes count the links on which this node joined them.

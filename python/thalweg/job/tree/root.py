@@ -14,7 +14,7 @@ from thalweg.bounded_json import JsonError
 from thalweg.errors import RoundError
 from thalweg.job.common import server_reports
 from thalweg.job.common.resent import counted
-from thalweg.job.common.server_reports import Counts, Departure
+from thalweg.job.common.server_reports import Departure, ResentCounts
 from thalweg.job.tree import placement
 from thalweg.job.tree.acceptance import Judge, Keys
 from thalweg.job.tree.admission import Admission
@@ -442,10 +442,10 @@ class Tree:
 
         Each node waits at most ``resent.COUNT_SECONDS``.
         """
-        found = {node.name: Counts() for node in self._nodes}
+        found = {node.name: ResentCounts() for node in self._nodes}
         for received in self._ask(Resent(), self._here(), None):
             if received.head is not None:
-                found[received.node.name] = Counts(received.head.down, received.head.up)
+                found[received.node.name] = ResentCounts(received.head.down, received.head.up)
         # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
         own = counted(self._server, lambda: server_reports.departed(self._server), ())
         return wire.encode({**found, "": own})
