@@ -7,14 +7,14 @@ use crate::factory::expect_error;
 use crate::pair::{link, say};
 use crate::{skip, Factory};
 
-/// "Name, also the scheme of its addresses": the transport and its listener have the same.
+/// `Transport::name`: the listener's address has the transport's name as its scheme.
 pub async fn the_name_is_the_scheme(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     assert_eq!(factory.transport.name(), factory.address.scheme);
     assert_eq!(listener.address().scheme, factory.address.scheme);
 }
 
-/// "Where it listens, with the port that the system chose": a client can connect there.
+/// `Listener::address` has the port that the system chose: a client can connect there.
 pub async fn the_listener_says_the_port_the_system_chose(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     assert_ne!(listener.address().port, Some(0));
@@ -26,7 +26,7 @@ pub async fn the_listener_says_the_port_the_system_chose(factory: &Factory) {
     say(&client, &server, "found").await;
 }
 
-/// "[`ErrorKind::InUse`]": an address has only one listener.
+/// `Transport::listen` at an address that has a listener fails with [`ErrorKind::InUse`].
 pub async fn a_taken_address_is_in_use(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     let second = factory.transport.listen(&listener.address(), &factory.listen).await;
@@ -36,7 +36,7 @@ pub async fn a_taken_address_is_in_use(factory: &Factory) {
     say(&client, &server, "the first is unharmed").await;
 }
 
-/// "[`ErrorKind::Unreachable`]": nobody listens there.
+/// `Transport::connect` to an address without a listener fails with [`ErrorKind::Unreachable`].
 pub async fn nobody_there_is_unreachable(factory: &Factory) {
     let address = match &factory.nobody {
         Some(address) => address.clone(),
@@ -46,7 +46,7 @@ pub async fn nobody_there_is_unreachable(factory: &Factory) {
     expect_error(outcome, &[ErrorKind::Unreachable]);
 }
 
-/// "[`ErrorKind::Unsupported`] for an option the transport cannot honour": it must not ignore the option.
+/// An option that the transport cannot honour is not ignored: the call fails with [`ErrorKind::Unsupported`].
 pub async fn an_option_it_cannot_honour_is_unsupported(factory: &Factory) {
     let can = factory.capabilities();
     let congestion = Options { congestion: Some("no-such-control".into()), ..factory.listen.clone() };
@@ -67,14 +67,14 @@ pub async fn an_option_it_cannot_honour_is_unsupported(factory: &Factory) {
     }
 }
 
-/// "Its address, for people": it is not empty.
+/// `Peer::address` is not empty.
 pub async fn peers_have_an_address_for_people(factory: &Factory) {
     let pair = factory.pair().await;
     assert!(!pair.client.peer().address.is_empty());
     assert!(!pair.server.peer().address.is_empty());
 }
 
-/// "Most bytes of payload in one chunk": at least one byte, and at most as many as a frame allows.
+/// `Capabilities::max_chunk` is at least one byte, and at most what a frame can hold.
 pub async fn a_chunk_of_the_greatest_size_is_within_the_frames_limit(factory: &Factory) {
     let pair = factory.pair().await;
     let most = factory.capabilities().max_chunk;

@@ -21,8 +21,8 @@ fn assert_free(source: &Arena) {
     assert!(claim.is_ok(), "the loan goes on after the call: {}", claim.unwrap_err());
 }
 
-/// "When its `Cancel` fires, the loan on the arena ends promptly, the link stays usable, and the call fails
-/// with [`ErrorKind::Cancelled`]", even if the peer does not receive.
+/// `Link::send_update`: when the update's `Cancel` fires, the loan of the arena ends promptly, the link stays
+/// usable, and the call fails with [`ErrorKind::Cancelled`]. This holds even if the peer does not receive.
 pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 1);
@@ -50,8 +50,7 @@ pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     recorders[1].check(&source);
 }
 
-/// "From then on the memory may be written to": not before the last chunk was released, and at once after
-/// that.
+/// The memory may be written to once the last chunk was released, and not before.
 pub async fn released_says_when_the_memory_is_free(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 7);

@@ -13,7 +13,7 @@ use crate::{outgoing, pattern, shared_pattern, skip, update_id, Factory, Pump, R
 
 const SOME: u64 = 300_007; // not a multiple of any chunk size
 
-/// "The receiver's `Sink` names the place, the transport receives into it", in both directions.
+/// The transport receives each chunk into the place that the receiver's `Sink` returns, in both directions.
 pub async fn every_chunk_lands_at_its_place(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 1);
@@ -22,7 +22,7 @@ pub async fn every_chunk_lands_at_its_place(factory: &Factory) {
     transfer(&pair.server, &pair.client, &update, &source).await;
 }
 
-/// "Bulk bytes, each saying where it belongs": chunks may be sent in any order.
+/// Each chunk says where it belongs, so chunks may be sent in any order.
 pub async fn chunks_come_in_any_order(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 2);
@@ -39,7 +39,7 @@ pub async fn chunks_come_in_any_order(factory: &Factory) {
     }
 }
 
-/// "The `wanted` ranges": no other bytes are sent or written.
+/// Only bytes of the `wanted` ranges are sent and written.
 pub async fn only_the_wanted_ranges_are_sent(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 3);
@@ -69,8 +69,8 @@ pub async fn chunks_have_any_size(factory: &Factory) {
     }
 }
 
-/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both, and also
-/// the bytes of a shared arena.
+/// A transport sends the bytes of a private arena, of a shared arena, and of a buffer that belongs to no
+/// arena.
 pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 12);
@@ -100,7 +100,7 @@ pub async fn an_update_without_chunks_is_sent(factory: &Factory) {
     say(&pair.client, &pair.server, "after nothing").await;
 }
 
-/// "Every chunk says job, round, sender, layout and offset": all bits of these arrive.
+/// All bits of a chunk's job, round, sender, layout and offset arrive.
 pub async fn the_header_arrives_unchanged(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(1_000, 4);
@@ -115,8 +115,7 @@ pub async fn the_header_arrives_unchanged(factory: &Factory) {
     assert_eq!(stored, seen.placed);
 }
 
-/// "Its checksum matches, or `Err` says that it does not": the sink learns of a wrong checksum, and the link
-/// stays usable.
+/// `Sink::stored`: `outcome` reports a wrong checksum, and the link stays usable.
 pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory) {
     let pair = factory.pair().await;
     let (right, other) = (pattern(5_000, 5), pattern(5_000, 6));
@@ -136,7 +135,7 @@ pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory
     assert!(seen.stored.iter().all(|(_, outcome)| wrong(outcome)), "{:?}", seen.stored);
 }
 
-/// "`None` if nobody wants it: the transport drops it": such a chunk is not stored.
+/// `Sink::place`: a chunk for which it returns `None` is not stored.
 pub async fn a_chunk_nobody_wants_is_dropped(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(100_000, 7);
@@ -154,8 +153,7 @@ pub async fn a_chunk_nobody_wants_is_dropped(factory: &Factory) {
     assert!(seen.refused == 50 || !factory.capabilities().reliable, "{} refused", seen.refused);
 }
 
-/// "A buffer to be folded or copied from; exactly as long as the chunk": the sink may give such a buffer
-/// instead of a place in an arena.
+/// `Target::Scratch`: the sink may give a buffer instead of a place in an arena.
 pub async fn a_scratch_buffer_is_a_place(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 8);
@@ -166,7 +164,8 @@ pub async fn a_scratch_buffer_is_a_place(factory: &Factory) {
     recorder.check(&source);
 }
 
-/// "`bytes` more bytes of chunks have come": the sum is the payload, with chunks that the sink does not want.
+/// `Sink::progress`: the reported bytes add up to the whole payload, including the chunks that the sink does
+/// not want.
 pub async fn progress_sums_to_the_bytes(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 9);
@@ -207,8 +206,8 @@ pub async fn a_chunk_sent_twice_comes_twice(factory: &Factory) {
 const LARGE: u32 = 1 << 20;
 const FIRST: u64 = 32 << 10;
 
-/// "So the receiving of an update begins at the same time over all transports": it begins while a relay still
-/// holds back all but the first bytes.
+/// `Sink::begun` or `Sink::place` is called when the first bytes of an update arrive, while a relay still
+/// holds back the others.
 pub async fn an_update_begins_with_its_first_bytes(factory: &Factory) {
     if !factory.relayed || !factory.capabilities().remote || !factory.address.is_local() {
         return skip("no relay can be between these ends");
@@ -241,7 +240,7 @@ pub async fn an_update_begins_with_its_first_bytes(factory: &Factory) {
     }
 }
 
-/// "How the sending of an update went": the report's counts and times.
+/// `SendReport`: its counts and times are those of the send.
 pub async fn the_report_says_what_was_sent(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 11);

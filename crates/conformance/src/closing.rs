@@ -11,7 +11,7 @@ use crate::{outgoing, pattern, update_id, Factory, Recorder};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
 
-/// "Both sides' calls fail with [`ErrorKind::Closed`], those under way too": this tests receives.
+/// `Link::close`: a receive in progress fails with [`ErrorKind::Closed`] at both ends.
 pub async fn close_wakes_a_blocked_receive_at_both_ends(factory: &Factory) {
     let pair = factory.pair().await;
     let sink = Recorder::new(0);
@@ -39,17 +39,17 @@ async fn stuck(factory: &Factory, close: impl AsyncFnOnce(&Arc<dyn Link>, &Arc<d
     assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
 }
 
-/// "Those under way too": this tests the send of an update that the peer does not receive.
+/// `Link::close`: a send fails that is blocked because the peer does not receive.
 pub async fn close_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |client, _| client.close().await).await;
 }
 
-/// The peer's `close` wakes a blocked send, too.
+/// `Link::close` by the peer: the blocked send fails too.
 pub async fn close_by_the_peer_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |_, server| server.close().await).await;
 }
 
-/// "Both sides' calls fail": every call does, and on the side that closed it fails at once.
+/// `Link::close`: later calls fail on both sides; on the side that closed the link, at once.
 pub async fn all_calls_fail_after_close(factory: &Factory) {
     let pair = factory.pair().await;
     pair.client.close().await;
@@ -64,7 +64,7 @@ pub async fn all_calls_fail_after_close(factory: &Factory) {
     }
 }
 
-/// "Idempotent": either side may close again.
+/// `Link::close` is idempotent: either side may call it again.
 pub async fn closing_twice_is_fine(factory: &Factory) {
     let pair = factory.pair().await;
     tokio::join!(pair.client.close(), pair.server.close(), pair.client.close());
@@ -73,7 +73,7 @@ pub async fn closing_twice_is_fine(factory: &Factory) {
     until_closed(&pair.client, &Recorder::new(0)).await;
 }
 
-/// "[`ErrorKind::Closed`] when the peer has gone": also when the peer's link is only dropped.
+/// Calls fail with [`ErrorKind::Closed`] after the peer's link was dropped without `close`.
 pub async fn a_peer_that_is_dropped_is_gone(factory: &Factory) {
     let pair = factory.pair().await;
     drop(pair.server);

@@ -10,8 +10,8 @@ use crate::factory::expect_error;
 use crate::pair::{link, poll_once, say};
 use crate::{Factory, Pump, Recorder};
 
-/// "Control messages: small, reliable, in order", "in both directions at once": messages of many lengths
-/// arrive in the order of sending.
+/// `Link::send_control`: both ends send messages of many lengths at the same time. All of them arrive, in the
+/// order of sending.
 pub async fn messages_arrive_both_ways_in_order(factory: &Factory) {
     let pair = factory.pair().await;
     let message = |n: u32| Bytes::from(vec![n as u8; (n * n % 5000) as usize]);
@@ -30,14 +30,14 @@ pub async fn messages_arrive_both_ways_in_order(factory: &Factory) {
     tokio::join!(send(a.clone()), expect(b.clone()), send(b), expect(a));
 }
 
-/// "Sends one control message": an empty message is one, too.
+/// `Link::send_control`: an empty message arrives like any other.
 pub async fn an_empty_message_is_a_message(factory: &Factory) {
     let pair = factory.pair().await;
     say(&pair.client, &pair.server, "").await;
     say(&pair.server, &pair.client, "").await;
 }
 
-/// A message may have [`MAX_CONTROL`] bytes.
+/// A message of [`MAX_CONTROL`] bytes arrives.
 pub async fn a_message_of_the_greatest_length_arrives(factory: &Factory) {
     let pair = factory.pair().await;
     let message = Bytes::from(vec![0xa5; MAX_CONTROL as usize]);
@@ -48,7 +48,7 @@ pub async fn a_message_of_the_greatest_length_arrives(factory: &Factory) {
     assert!(received.unwrap() == message);
 }
 
-/// A longer message is refused before any of it is sent.
+/// A message longer than [`MAX_CONTROL`] is refused before any of it is sent, and the link stays usable.
 pub async fn a_longer_message_is_refused_and_the_link_goes_on(factory: &Factory) {
     let pair = factory.pair().await;
     let message = Bytes::from(vec![0; MAX_CONTROL as usize + 1]);
@@ -56,8 +56,8 @@ pub async fn a_longer_message_is_refused_and_the_link_goes_on(factory: &Factory)
     say(&pair.client, &pair.server, "still here").await;
 }
 
-/// "Dropping the future may break the link, and nothing else": the peer gets whole messages or the end of the
-/// link, and other links continue.
+/// `Link::send_control`: dropping the future may break this link, and has no other effect. The peer gets
+/// whole messages or the end of the link, and other links continue.
 pub async fn dropping_a_send_breaks_at_most_the_link(factory: &Factory) {
     let pair = factory.pair().await;
     let (client, server) = link(factory, &*pair.listener).await;

@@ -8,8 +8,7 @@ use crate::{outgoing, pattern, shared_pattern, skip, update_id, Factory, Recorde
 const UPDATE: u64 = 500_000;
 const MESSAGE: u64 = 10_000;
 
-/// "Bytes handed to the network", "bytes taken from the network, frames' headers included": both counters are
-/// at least the payload.
+/// `Counters::sent` and `Counters::received` are at least the payload.
 pub async fn counters_cover_the_payload(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(UPDATE, 1);
@@ -30,7 +29,7 @@ pub async fn counters_cover_the_payload(factory: &Factory) {
     }
 }
 
-/// "Bytes of payload copied in user space": none where the capabilities say `zero_copy`.
+/// `Counters::copied` is 0 if the capabilities say `zero_copy`.
 pub async fn nothing_is_copied_by_a_transport_that_says_so(factory: &Factory) {
     let pair = factory.pair().await;
     if !pair.client.capabilities().zero_copy {

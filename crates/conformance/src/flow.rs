@@ -10,8 +10,8 @@ use crate::pair::{link, poll_once, say, send_in_task, settle, stall, transfer, R
 use crate::relay::Relay;
 use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
 
-/// "Waits at most for the chunk being sent, not for a whole update": a control message arrives before the
-/// rest of the update.
+/// `Link::send_control` waits at most for the chunk that is being sent: the message arrives before the rest
+/// of the update.
 pub async fn control_overtakes_a_running_update(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 1);
@@ -48,8 +48,9 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
 /// Length of a message that is too long for the datagrams that repeat messages.
 const LONG: usize = 8 << 10;
 
-/// "Chunks of a detached update are delivered though control messages sent before them are held up": a relay
-/// holds up the control connection. If chunks use that connection, a detached update is like any other.
+/// Chunks of a detached update are delivered while a relay holds up the control messages that were sent
+/// before them. If the transport sends its chunks on the control connection, a detached update is like any
+/// other.
 pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
     let source = pattern(200_000, 4);
     let update = || outgoing(&source, update_id(1), factory.chunk(16 << 10)).detached();
@@ -79,7 +80,7 @@ pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
     }
 }
 
-/// "In both directions at once": an update is sent in each direction at the same time.
+/// Both ends of a link send an update at the same time.
 pub async fn both_directions_go_on_at_once(factory: &Factory) {
     let pair = factory.pair().await;
     let (up, down) = (pattern(4 << 20, 2), pattern(4 << 20, 3));
@@ -91,7 +92,7 @@ pub async fn both_directions_go_on_at_once(factory: &Factory) {
     );
 }
 
-/// "All methods take `&self`: sending, receiving and asking go on at the same time": several updates too.
+/// All methods of `Link` take `&self`: eight updates are sent at the same time.
 pub async fn many_updates_share_a_link(factory: &Factory) {
     let pair = factory.pair().await;
     const EACH: u64 = 1 << 20;
@@ -134,7 +135,7 @@ pub async fn many_links_go_on_at_once(factory: &Factory) {
     }
 }
 
-/// "Await it in a task of its own: a slow peer holds up nobody else."
+/// `Pending`: a peer whose handshake is slow delays no other peer.
 pub async fn a_link_not_yet_accepted_holds_up_nobody(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     let address = listener.address();
@@ -147,8 +148,8 @@ pub async fn a_link_not_yet_accepted_holds_up_nobody(factory: &Factory) {
     say(&client.unwrap(), &server.unwrap(), "the first too").await;
 }
 
-/// "Dropping the future ends the link's receiving side for good", but not the sending side. A later receive
-/// returns the right message or an error.
+/// `Link::receive`: dropping the future ends the receiving side of the link for good, but not its sending
+/// side. A later receive returns the right message or an error.
 pub async fn a_dropped_receive_leaves_the_sending_side(factory: &Factory) {
     let pair = factory.pair().await;
     let sink = Recorder::new(0);

@@ -62,7 +62,7 @@ fn receive_all(clients: &[Arc<dyn Link>], source: &Arena) -> Vec<(Arc<Recorder>,
     clients.iter().map(start).collect()
 }
 
-/// "Sends one update to a group in one call. `done` hears of each link, by its place in `links`."
+/// `Listener::send_group` calls `done` once for each link, with the link's index in `links`.
 pub async fn each_member_gets_all_and_done_hears_of_each_once(factory: &Factory) {
     let group = group(factory, 5).await;
     let servers = group.servers.clone();
@@ -88,7 +88,7 @@ pub async fn an_empty_group_is_done(factory: &Factory) {
     group.listener.send_group(&[], &outgoing(&source, update_id(1), 100), &done).await;
 }
 
-/// "No member waits for another": the member whose link has ended fails, and the others get everything.
+/// `Listener::send_group`: the send to a member whose link has ended fails, and the others get everything.
 pub async fn a_dead_member_fails_alone(factory: &Factory) {
     let group = group(factory, 3).await;
     group.servers[1].close().await;
@@ -110,8 +110,8 @@ pub async fn a_dead_member_fails_alone(factory: &Factory) {
     }
 }
 
-/// "No member waits for another": one member does not receive. It is cancelled at the end, which ends the
-/// loan, too.
+/// `Listener::send_group`: one member does not receive, and the others get everything. At the end the update
+/// is cancelled, which also ends the loan for that member.
 pub async fn a_slow_member_holds_up_nobody(factory: &Factory) {
     let mut group = group(factory, 3).await;
     let servers = group.servers.clone();

@@ -14,9 +14,9 @@ use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router}
 
 const SOME: u64 = 300_007;
 
-/// "A chunk for which the sink gives a claim is not asked for again: when its bytes are there, `stored` gets
-/// the claim as its target", and "`None`: the transport asks for a place when the chunk comes". In this test
-/// the sink gives a claim in advance for every other chunk.
+/// `Sink::prepare`: if it returns a claim, the transport does not call `Sink::place` for that chunk, and
+/// `stored` gets the claim as its target. If it returns `None`, the transport calls `Sink::place` when the
+/// chunk arrives. In this test the sink returns a claim for every other chunk.
 pub async fn a_chunk_has_one_place_beforehand_or_when_it_comes(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 1);
@@ -40,7 +40,8 @@ pub async fn a_chunk_has_one_place_beforehand_or_when_it_comes(factory: &Factory
     }
 }
 
-/// "If they never come, the transport drops the claim": then another update can use the places, on any link.
+/// `Sink::prepare`: if the bytes never arrive, the transport drops the claim. Another update can then use the
+/// places, on any link.
 pub async fn places_of_a_cancelled_update_are_given_back(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 2);
@@ -69,7 +70,7 @@ pub async fn places_of_a_cancelled_update_are_given_back(factory: &Factory) {
     recorders[1].check(&source);
 }
 
-/// "If they never come, the transport drops the claim": at the latest when the link has ended.
+/// `Sink::prepare`: the transport drops the claims at the latest when the link has ended.
 pub async fn places_of_a_link_that_ended_are_given_back(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 4);

@@ -6,8 +6,8 @@ use crate::factory::expect_error;
 use crate::pair::{link, say};
 use crate::{skip, Factory, Recorder};
 
-/// "A peer that fails its handshake fails its own `Pending`, not the listener." Without a handshake its link
-/// fails.
+/// `Listener::accept`: if a peer's handshake fails, its own `Pending` fails, and the listener continues. If
+/// the transport has no handshake, the intruder's link fails.
 pub async fn an_intruder_harms_nobody(factory: &Factory) {
     let Some(intruder) = &factory.intruder else {
         return skip("the factory names no intruder");
@@ -28,7 +28,8 @@ pub async fn an_intruder_harms_nobody(factory: &Factory) {
     say(&client, &server, "a peer gets in").await;
 }
 
-/// "[`ErrorKind::Security`]": without trust there is no link at either end.
+/// Without trust there is no link: the listener's end fails with [`ErrorKind::Security`], and the client's
+/// end with it or with [`ErrorKind::Closed`].
 pub async fn a_stranger_is_refused(factory: &Factory) {
     let Some(stranger) = &factory.stranger else {
         return skip("the factory names no stranger");
@@ -55,7 +56,7 @@ pub async fn a_stranger_is_refused(factory: &Factory) {
     say(&client, &server, "a peer gets in").await;
 }
 
-/// "A secret both ends and nobody else know": both ends have the same.
+/// `Peer::binding`: both ends have the same secret.
 pub async fn both_ends_share_a_secret(factory: &Factory) {
     let pair = factory.pair().await;
     if factory.listen.tls.is_none() {
@@ -69,7 +70,7 @@ pub async fn both_ends_share_a_secret(factory: &Factory) {
     assert_ne!(secret, client.peer().binding, "two links share a secret");
 }
 
-/// "The name its certificate vouches for, with mutual TLS": the server knows it exactly then.
+/// `Peer::certified`: the server knows the name in the client's certificate with mutual TLS, and only then.
 pub async fn a_certificate_names_the_peer(factory: &Factory) {
     let pair = factory.pair().await;
     let mutual = factory.listen.tls.as_ref().is_some_and(|tls| tls.require_client);

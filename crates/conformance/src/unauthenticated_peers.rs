@@ -49,8 +49,8 @@ async fn receive_once(
     received
 }
 
-/// "Until then a link that was accepted by a listener with an admission queue takes control messages of at
-/// most MAX_HELLO bytes".
+/// `Link::admit`: before that call, a link that a listener with an admission queue has accepted takes control
+/// messages of at most `MAX_HELLO` bytes.
 pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     let hello = Bytes::from(vec![7; MAX_HELLO as usize]);
@@ -61,7 +61,7 @@ pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
     say(&pair.server, &pair.client, "who are you").await;
 }
 
-/// "more breaks it": a longer message ends the link.
+/// `Link::admit`: before that call, a longer message breaks the link.
 pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
     let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client, server } = factory.pair().await;
@@ -74,8 +74,8 @@ pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
     }
 }
 
-/// "It takes no chunks: they break it too, or are dropped where they come as datagrams": the server's sink
-/// gets no chunk.
+/// `Link::admit`: before that call, the server's sink gets no chunk. A chunk breaks the link, or is dropped
+/// if chunks arrive as datagrams.
 pub async fn an_unauthenticated_peer_sends_no_chunks(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     // Several chunks, so that one arrives even if some are lost.
@@ -112,8 +112,7 @@ pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
     transfer(&pair.client, &pair.server, &update, &source).await;
 }
 
-/// "It ends when the admission queue needs its place for another": the oldest unauthenticated peer is
-/// evicted, and an admitted peer stays.
+/// When the admission queue is full, the oldest unauthenticated peer is evicted, and an admitted peer stays.
 pub async fn an_unauthenticated_peer_gives_way_to_others(factory: &Factory) {
     let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client: member, server: admitted } = factory.pair().await;
