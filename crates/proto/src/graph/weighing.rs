@@ -83,8 +83,8 @@ impl Node {
     fn owes(&self, index: usize) -> bool {
         let (peer, round) = (&self.peers[index], self.round);
         let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
-        // A Have for an iteration that this node does not accept yet counts in `last_have`, but is not stored. It
-        // is empty, because this node has sent nothing of that iteration.
+        // A Have for an iteration that this node does not accept yet counts in `last_have`, but is not
+        // stored. It is empty, because this node has sent nothing of that iteration.
         has_some && peer.met && peer.apart < round && peer.last_have < round
     }
 

@@ -148,7 +148,7 @@ fn one_that_comes_back_too_late_does_not_make_the_round_larger() {
     });
 }
 
-/// The quorum of such a round is that of any other.
+/// A round with chosen clients has the same quorum rule as any other.
 #[test]
 fn where_too_few_are_left_the_round_ends_as_its_quorum_says() {
     each(|partial| {

@@ -71,8 +71,8 @@ fn updates_come_one_after_the_other_though_the_last_is_ready_first() {
     }
 }
 
-/// The first client in turn receives nothing of the model. It loses its link as always, and then the others
-/// get the model.
+/// The first client in the order receives nothing of the model. The liveness rule ends its link, and then the
+/// others get the model.
 #[test]
 fn a_client_that_takes_nothing_holds_up_the_others_until_it_is_let_go() {
     let deaf = Path { rate: 0, separate: true, ..Path::PERFECT };
@@ -156,8 +156,8 @@ fn a_dead_client_is_waited_for_only_so_long() {
     assert!(took < 22 * SECOND, "ten seconds to notice, ten of grace: {took:?}");
 }
 
-/// The first client in the order is a straggler. The round ends at its deadline with the updates that are in
-/// by then.
+/// The first client in the order is a straggler. The round ends at its deadline with the updates that have
+/// arrived.
 #[test]
 fn at_the_deadline_those_behind_a_straggler_are_late_too() {
     let straggler = Profile { train: 60 * SECOND, ..slow("client-2") };

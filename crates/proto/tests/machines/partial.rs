@@ -178,7 +178,7 @@ fn a_new_process_starts_over() {
     });
 }
 
-/// The client, as the same process or a new one, comes back after the round has ended without it.
+/// The round ends without the client. Then the client comes back, as the same process or a new one.
 #[test]
 fn who_comes_back_after_the_end_takes_part_in_the_next_round() {
     for fresh in [false, true] {

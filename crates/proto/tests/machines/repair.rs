@@ -1,4 +1,5 @@
-//! Lost bytes that are not asked for again: which updates count, what the report says, and that rounds go on.
+//! Rounds that do not ask again for lost bytes: which updates count, what the report says, and that the
+//! rounds continue.
 
 use crate::common::{plan, profile, End, Path, Profile, RoundResult, Setup, World, MS, SECOND};
 use thalweg_proto::{Direction, Partial, RoundPlan, State, TransferReport, Verdict};
@@ -74,7 +75,7 @@ fn without_loss_all_are_whole() {
     });
 }
 
-/// A fifth of the chunks arrives without its middle third, also of those that are sent again.
+/// A fifth of the chunks loses its middle third on the way. Chunks that are sent again do so too.
 #[test]
 fn what_chunks_lose_is_sent_again_and_nothing_else() {
     each(|partial, ordered| {
@@ -124,7 +125,7 @@ fn what_a_broken_link_held_back_is_still_sent() {
     });
 }
 
-/// At the deadline, an update counts as if it ended with the bytes that have arrived. The rest is not sent.
+/// At the deadline, an update counts with the bytes that have arrived. The rest is not sent.
 #[test]
 fn at_the_deadline_an_update_counts_as_far_as_it_has_come() {
     each(|partial, ordered| {

@@ -282,7 +282,8 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
 }
 
-/// However often such clients try, and under however many names.
+/// A client with another layout may try often, and under many names: one line is logged, and the list of
+/// departed clients stays bounded.
 #[test]
 fn other_layouts_fill_no_log_and_no_memory() {
     let mut server = Bare::new(&Setup::default());

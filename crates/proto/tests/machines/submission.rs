@@ -227,8 +227,8 @@ fn offers_at_the_same_moment_are_granted_once_each() {
     assert_eq!([grants(&actions, 1), grants(&actions, 2)], [1, 1], "{actions:?}");
 }
 
-/// Only one update may be staged. Offers of that round, of other rounds and of unknown rounds get no second
-/// place, and no answer that is longer than the offer.
+/// Only one update may be staged. Repeated offers, of this round, of other rounds and of unknown rounds, get
+/// no second place. No answer is longer than its offer.
 #[test]
 fn a_flood_of_offers_takes_no_place_of_others() {
     let (mut server, _) = with_two_in(MS, &Setup { places: 1, ..Setup::default() });
@@ -298,7 +298,8 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
         }
         wanted(&server_actions(server))
     };
-    // A chunk has 512 bytes. One has arrived without its middle, and one may be on its way over another
+    // Chunks have 512 bytes. The server asks again for a range if other bytes of its chunk have arrived, as
+    // for 80 to 160. A chunk that is missing altogether, as 512 to 1024, may be on its way over another
     // connection.
     assert_eq!(total / 512, 7);
     assert!(stored(&mut server, &[(0, 80), (160, 512), (1024, 1536), (1536, 1600)]).is_empty());
@@ -349,8 +350,8 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
     assert!(!sends(&actions));
 }
 
-/// While an update is being sent, its last bytes are in the kernel's buffer. Those that are lost are
-/// retransmitted later.
+/// A client counts retransmissions when the server has answered. When the send ends, the update's last bytes
+/// are still in the kernel's buffer, and the kernel may retransmit them later.
 #[test]
 fn what_was_sent_again_is_told_when_the_server_has_answered() {
     let counted = |actions: &[ClientAction]| -> Vec<Option<u64>> {

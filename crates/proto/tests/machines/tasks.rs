@@ -467,13 +467,14 @@ fn a_flood_of_offers_gets_no_more_than_its_credits() {
     }
     assert_eq!(granted, tasks[..2], "what fits into the staging, once each");
     assert_eq!(closed, 96 * 50, "what it was never given");
-    // The member sends none of these results. Others wait for it no longer than for any silent member.
+    // The member sends none of the results that it offered. The other member waits for it no longer than for
+    // any silent member.
     let task = world.open_plan(folding(&["b"])).unwrap();
     world.run("the other's result is folded", 60 * SECOND, |w| self::closed(w, task));
     all_done(&world, task, 1);
 }
 
-/// Nothing was sent yet when the second answer is given, so the result does not depend on timing.
+/// The application answers twice before the first answer is sent, so the result does not depend on timing.
 #[test]
 fn a_second_answer_of_an_application_is_an_error() {
     for (first_refuses, then_refuses) in [(false, false), (false, true), (true, false), (true, true)] {

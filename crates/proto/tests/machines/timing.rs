@@ -1,4 +1,5 @@
-//! Lazy folding: updates are folded together, when no other can come or all places are taken.
+//! Lazy folding: the server folds staged updates together, once no further update can arrive or all places
+//! are taken.
 
 use crate::common::{plan, profile, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{RoundPlan, State, Time};

@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// Whether the mean is that of the whole updates, where each participant's update comes from one of its
+    /// Whether the mean is that of whole updates. Each participant's update must come from one of its
     /// processes.
     fn is_mean_of_some_instances(&self, result: &RoundResult) -> bool {
         let bytes = self.server.bytes();

@@ -123,7 +123,7 @@ pub struct ServerParty {
     pub fold: Fold,
     pub results: Vec<RoundResult>,
     pub names: BTreeMap<u32, String>,
-    /// Events of clients in order: joined (+), left (-), turned away (!), and notes; all but the first with a
+    /// Events of clients in order: joined (+), left (-), refused (!), and notes; all but the first with a
     /// reason.
     pub log: Vec<String>,
     /// Maximum number of updates that were being sent or staged at one time.

@@ -24,7 +24,7 @@ pub struct World {
     pub(super) made: BTreeMap<(String, u32), Vec<u64>>,
     pub(super) round: u32,
     pub(super) recut: bool,
-    /// Whether lost bytes are not asked for again.
+    /// Whether the server leaves lost bytes lost, instead of asking for them again.
     pub(super) lossy: bool,
     pub(super) model: Vec<u8>,
     /// The earliest timer; `None` if a machine was called since it was computed.
