@@ -34,9 +34,9 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// message. Beyond that, the group send falls back to separate sends.
 const MOST_PASSED: u64 = 32 << 20;
 
-/// Whether a group send pays off. Every chunk crosses the links of members that it is not for, too, so at
-/// least half of all members must be addressed. For a single member it pays off if the broker then retains
-/// chunks that it does not retain yet.
+/// Whether a group send pays off. A message to the group crosses the links of all members, so the update must
+/// be for at least half of them. For a single member it pays off only if the broker then retains chunks that
+/// it does not retain yet.
 pub(crate) fn is_worth(office: &Office, members: &[Arc<LinkState>], update: &Outgoing) -> bool {
     let many = 2 * members.len() >= lock(&office.links).values().filter(|entry| entry.is_member()).count();
     office.carrier.nature().group && many && (members.len() > 1 || is_to_be_kept(office, update))
@@ -226,9 +226,9 @@ impl<'a> Sending<'a> {
         self.together.iter_mut().filter(|member| member.is_full).for_each(|member| member.awaited += waited);
     }
 
-    /// Removes the members that made the group wait for too long. Returns `now` if there were any; otherwise,
-    /// until when to wait. If members wait for each other in turn, none of them is slow. So the least waiting
-    /// time is subtracted from all.
+    /// Removes the members that made the group wait for too long. Returns `now` if it has removed any, and
+    /// otherwise the time of the next check. A member is slow compared with the fastest one: the least
+    /// waiting time of all members is subtracted from each.
     fn part(&mut self, at: usize, now: tokio::time::Instant) -> tokio::time::Instant {
         let limit = self.pace.rest(now);
         let least = self.together.iter().map(|member| member.awaited).min().unwrap_or_default();
@@ -241,7 +241,8 @@ impl<'a> Sending<'a> {
         }
         slow.into_iter().for_each(|member| self.leave(member, at));
         if self.together.len() == 1 {
-            // Dissolve a group of one: its chunks would cross the links of all members.
+            // One member is left. Send it the rest separately, because a message to the group crosses the
+            // links of all members.
             self.together.pop().into_iter().for_each(|member| self.leave(member, at));
         }
         now

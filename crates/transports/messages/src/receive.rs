@@ -169,8 +169,7 @@ mod tests {
     use crate::shared::Ends;
     use crate::{Carrier, Event, MemberId, Message, Nature};
 
-    /// A carrier that drops what is published, and to which nothing comes. Messages reach the link through
-    /// [`dispatch`].
+    /// A carrier that drops what is published and receives nothing. The tests call [`dispatch`] instead.
     struct Silent;
 
     #[async_trait]
