@@ -33,7 +33,7 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// Starts tracking a recovery. `reported`: our clock when we report the loss. `from`: one past the last byte
+    /// Starts tracking a recovery. `clock`: our clock when we report the loss. `from`: one past the last byte
     /// acknowledged. `highest`: one past the highest byte that has arrived.
     pub fn new(clock: u32, from: u64, highest: u64) -> Self {
         Self {

@@ -7,9 +7,8 @@ pub(super) fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// The stream offset of `sequence` that is nearest to the offset `near`. `base` is the sequence number of
-/// offset
-/// 0. A negative result lies before the stream.
+/// The stream offset of `sequence` that is nearest to the offset `near`. `base` is the sequence number of the
+/// offset 0. A negative result lies before the stream.
 pub(super) fn offset(sequence: u32, base: u32, near: u64) -> i64 {
     let distance = sequence.wrapping_sub(base).wrapping_sub(near as u32) as i32;
     near as i64 + i64::from(distance)

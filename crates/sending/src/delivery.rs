@@ -5,8 +5,9 @@ use crate::Time;
 /// State of the estimate at the time when a packet was sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
-    /// Number of bytes delivered when the packet was sent, and when the last of them were acknowledged.
+    /// Number of bytes that were acknowledged before the packet was sent.
     pub delivered: u64,
+    /// When the last of these bytes were acknowledged.
     delivered_at: Time,
     /// When the first packet of this flight was sent.
     first: Time,
@@ -67,9 +68,12 @@ impl Delivery {
         self.delivered
     }
 
-    /// Measures the rate. Call it after [`Self::arrived`] for all packets of an ACK. The interval is the time
-    /// between the ACKs, or the time of sending if that is longer, since ACKs may arrive in a burst. `None`
-    /// if the interval is shorter than the minimum RTT `least`.
+    /// Measures the delivery rate. Call it once for each ACK, after [`Self::arrived`] for all its packets.
+    ///
+    /// The rate is a number of bytes divided by an interval. The bytes are those acknowledged since the
+    /// newest packet of this ACK was sent. The interval is the longer one of two: the time in which the
+    /// sender sent them, and the time in which their ACKs arrived. ACKs may arrive in a burst, so their time
+    /// alone may be too short. `None` if the interval is shorter than the minimum RTT `least`.
     pub fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
         let (sent, stamp) = self.newest.take()?;
         self.first = sent;

@@ -8,7 +8,7 @@
 //! pace      when the next packet leaves            a token bucket
 //! rate      congestion window and pacing rate      BBR, draft-cardwell-iccrg-bbr-congestion-control
 //! loss      loss detection and RTT                 RFC 9002, sections 5 and 6
-//! belief    what all of them believe, for a trace
+//! belief    the estimates of all of them, for a trace
 //! delivery  delivery rate                          draft-cheng-iccrg-delivery-rate-estimation
 //! ```
 

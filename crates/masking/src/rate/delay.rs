@@ -160,8 +160,9 @@ struct Burst {
 }
 
 impl Burst {
-    /// Measures the rate over parts of an eighth of a round trip. A part counts as at least a sixteenth long,
-    /// so that two packets close together are no burst.
+    /// Updates the rate of the fastest burst. Time is divided into parts of an eighth of a round trip. The
+    /// rate is the bytes delivered in the current part, divided by the time since it began. That time counts
+    /// as at least a sixteenth of a round trip, so that two packets close together do not look like a burst.
     fn arrived(&mut self, sample: &Sample, rtt: f64, carried: f64) {
         let took = sample.now.saturating_sub(self.since).as_secs_f64();
         let rate = sample.delivered.saturating_sub(self.from) as f64 / took.max(rtt / 16.0);

@@ -20,7 +20,7 @@
 //!           repair    blocks and their repair packets (FEC)
 //!           sending   rate, window, loss detection                BBR, RFC 9002
 //!  Packet  <- sender -> Packet ... receiver -> Ack ... sender
-//!           arrivals  which packet numbers have come              RFC 9000, section 13.2.3
+//!           arrivals  which packet numbers have arrived           RFC 9000, section 13.2.3
 //!           rebuilder symbols that are kept, blocks to rebuild
 //! ```
 

@@ -75,7 +75,7 @@ impl Receiver {
         Self { rule, arrivals, incoming: None, closed: None, owes: false, rebuilder }
     }
 
-    /// Processes a packet. `part` identifies its chunk, if it carries one. Returns whether the chunk is new
+    /// Processes a packet. `chunk` identifies its chunk, if it carries one. Returns whether the chunk is new
     /// and belongs to the current transfer.
     pub fn handle_packet(&mut self, now: Time, number: u64, chunk: Option<ChunkId>) -> bool {
         self.arrivals.insert(number);

@@ -20,8 +20,8 @@ const RECORDS: u64 = 2 * SLOTS as u64;
 pub(crate) enum State {
     Offered,
     Granted,
-    /// The chunk was withdrawn. If it is committed, the entry ends when the peer has taken it; else with the
-    /// last completion of its work requests.
+    /// The chunk was withdrawn. If it was `committed` before, the entry stays until the peer answers `Taken`.
+    /// Otherwise it stays until the last of its work requests has completed.
     Leaving {
         committed: bool,
     },

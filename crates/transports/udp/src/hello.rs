@@ -83,8 +83,8 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// Handshake of the listener's end. `unauthenticated_peers` are the places of the peer's two sockets in the admission
-/// queue, if there is one.
+/// Handshake of the listener's end. `unauthenticated_peers` are the places of the peer's two sockets in the
+/// admission queue, if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
     ip: IpAddr,

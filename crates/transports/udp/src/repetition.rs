@@ -10,7 +10,7 @@
 //! | 0 | key | 16 bytes, as in every datagram of the link |
 //! | 16 | kind | 6: a message; 7: an acknowledgement |
 //! | 17 | | 0 |
-//! | 18 | message count | 6 bytes: the message's number, from 1; or the number of messages taken so far |
+//! | 18 | message number | 6 bytes: the message's number, from 1; or that of the last message taken |
 //! | 24 | | 8 bytes, 0 |
 //! | 32 | | the message |
 

@@ -101,7 +101,7 @@ fn damaged(n: usize, key: &[u8], rng: &mut Rng) -> Vec<u8> {
         1 => [key, &rng.bytes(1_500)].concat(),
         2 => datagram(key, rng.roll() as u8, rng.roll(), &rng.bytes(200)),
         3 => {
-            // Damage the flag, the message count and the position never: they may have any value.
+            // Never damage the flag, the message count and the position: they may have any value.
             let at = [0, 15, 16, 32, 40, 50, 60, 70, HEADER - 1][rng.roll() as usize % 9];
             good[at] ^= 1 << (rng.roll() % 8);
             good

@@ -178,8 +178,8 @@ fn context() -> io::Result<&'static Context> {
 /// A socket. Dropping it closes it, without waiting.
 pub(crate) struct RawSocket(NonNull<c_void>);
 
-// SAFETY: a socket may move to another thread with a full fence (zmq_socket(3)). Who shares a socket puts it
-// into a mutex.
+// SAFETY: a socket may move to another thread with a full fence (zmq_socket(3)). Code that shares a socket
+// puts it into a mutex.
 unsafe impl Send for RawSocket {}
 
 impl RawSocket {
