@@ -119,12 +119,20 @@ soak: setup ## three thousand rounds over each transport: memory at the end is w
 flower: setup ## tests of Flower apps with another release of Flower: make flower RELEASE=1.22.0 (newest, nightly; TESTS=DIR)
 	@$(PYTHON) scripts/test_flower.py $(RELEASE) $(if $(TESTS),--tests $(TESTS))
 
+.PHONY: test-extras
+test-extras: setup ## tests that need the extras lm and ray, which .venv lacks; downloads some 100 MB
+	@$(STEP) "tests of the extras lm and ray" $(PYTHON) scripts/test_extras.py
+
 RESOLVE = $(PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url
 
 .PHONY: lock
 lock: setup ## resolve requirements/*.lock anew
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(RESOLVE) --extra torch --extra data \
 	  --override requirements/overrides.txt pyproject.toml requirements/dev.in -o requirements/dev.lock
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/extras.lock" $(RESOLVE) --extra lm --extra ray \
+	  --override requirements/overrides.txt --constraint requirements/dev.lock \
+	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/dev.lock) \
+	  pyproject.toml -o requirements/extras.lock
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/wheel.lock" $(RESOLVE) \
 	  requirements/wheel.in -o requirements/wheel.lock
 

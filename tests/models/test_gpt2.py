@@ -15,7 +15,8 @@ from thalweg.errors import ModelError
 from thalweg.tensors.binding import bind
 
 with_lm = pytest.mark.skipif(
-    not (find_spec("transformers") and find_spec("peft")), reason="needs transformers and peft"
+    not (find_spec("transformers") and find_spec("peft")),
+    reason="transformers and peft are not installed: make test-extras",
 )
 
 
