@@ -23,7 +23,7 @@ from thalweg.record import Record
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install ray"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-extras"),
 ]
 
 Run = Callable[..., Any]
@@ -38,14 +38,15 @@ TIMEOUT: Final = 120
 class Cluster:
     """Two machines of Ray, which are two addresses of this one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._environment = {**os.environ, **TOKEN, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
+    def __init__(self, folder: Path, **environment: str) -> None:
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
+        self._environment = {**os.environ, **TOKEN, **own, **environment}
         with socket.create_server(("127.0.0.2", 0)) as there:
             self.address = f"127.0.0.2:{there.getsockname()[1]}"
         port = self.address.rpartition(":")[2]
         self.log = folder / "ray.txt"
-        own = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")
-        self.processes = [self._start("127.0.0.2", *own)]
+        head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")
+        self.processes = [self._start("127.0.0.2", *head)]
         self._wait(lambda: _listens(self.address))
         self.processes.append(self._start("127.0.0.3", f"--address={self.address}"))
         self._wait(lambda: len(self.pids("raylet/raylet")) == 2)
@@ -78,6 +79,9 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
 
+Clusters = Callable[..., Cluster]
+
+
 def below(roots: list[int]) -> list[int]:
     """These processes and all that they have started."""
     parents: dict[int, int] = {}
@@ -107,19 +111,26 @@ def _listens(address: str) -> bool:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def clusters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clusters]:
+    """Start clusters with more in their environment."""
     for key, value in TOKEN.items():
         monkeypatch.setenv(key, value)
     # A socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    made = Cluster(folder)
-    yield made
-    made.end()
+    folder, made = Path(tempfile.mkdtemp(prefix="ray-")), list[Cluster]()
+
+    def begin(**environment: str) -> Cluster:
+        made.append(Cluster(folder, **environment))
+        return made[-1]
+
+    yield begin
+    for cluster in made:
+        cluster.end()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_ray_places_nodes_and_restarts_them(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+def test_ray_places_nodes_and_restarts_them(clusters: Clusters, start: Start, tmp_path: Path) -> None:
     """An actor that is killed is back with its clients; with a machine that is killed only its clients are lost."""
+    cluster = clusters()
     begun = ("run", *JOB, "--engine", "ray", "--ray-address", cluster.address, "--nodes")
     code, _, said = start(*begun, "3", "--ray-wait", "1").end()
     assert code != 0
@@ -141,6 +152,34 @@ def test_ray_places_nodes_and_restarts_them(cluster: Cluster, start: Start, tmp_
     engine = Record(folder).manifest["engine"]
     assert engine["name"] == "ray"
     assert {node["address"] for node in engine["nodes"].values()} == {"127.0.0.2", "127.0.0.3"}
+
+
+def test_machines_with_another_thalweg_are_named(clusters: Clusters, start: Start, tmp_path: Path) -> None:
+    """Ray cannot make the actors there; what it says goes to the record's log."""
+    (tmp_path / "other" / "thalweg").mkdir(parents=True)
+    (tmp_path / "other" / "thalweg" / "__init__.py").touch()
+    path = os.pathsep.join([str(tmp_path / "other"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    cluster = clusters(PYTHONPATH=path)
+    run = ("run", *JOB, "--engine", "ray", "--ray-address", cluster.address, "--nodes", "2", "--record", "kept")
+    code, _, said = start(*run).end()
+    assert code == 1
+    assert "could not take part: its machine cannot start it: ModuleNotFoundError: No module named 'thalweg" in said
+    assert "Install the same release of thalweg on all machines" in said
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert "The actor died because of" in (folder / "log.txt").read_text()
+
+
+def test_without_a_token_a_cluster_cannot_be_joined(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        code, _, said = start("run", *JOB, "--engine", "ray", "--ray-address", address, "--nodes", "2").end()
+    assert code == 1
+    assert f"the Ray cluster at {address} cannot be joined: Token authentication is enabled but no" in said
+    assert "have its token (RAY_AUTH_TOKEN, or" in said
 
 
 def test_a_ray_of_ones_own_leaves_nothing(start: Start, tmp_path: Path) -> None:

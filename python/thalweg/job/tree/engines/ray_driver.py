@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from thalweg import wire
 from thalweg.errors import LinkError, RoundError
+from thalweg.job.common.farewell import reason
 from thalweg.job.common.messages import Failure, Report
 from thalweg.job.star import worker
 from thalweg.job.tree.engines.ray_actor import NodeActor
@@ -92,7 +93,7 @@ def _connected(order: RayOrder) -> Iterator[None]:
     try:
         try:
             ray.init(**options, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise _refused(order.cluster, error) from error
         yield
     finally:
@@ -195,18 +196,23 @@ def _look(nodes: Nodes) -> None:
         try:
             report = Report.of(wire.plain(ray.get(one)))
         except ray.exceptions.RayError as error:
-            report = Report(error=_died(error))
+            report = Report(error=_died(error), log=f"{error}\n")
         # This process's standard error goes to the record's log.
         sys.stderr.write(report.log)
         _send("ended", name, report=replace(report, log=""))
 
 
 def _died(error: Exception) -> Failure:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
-    if missing is not None:
-        return Failure(missing, "Install the same release of thalweg on all machines of the cluster")
-    return Failure(lines[0] if lines else type(error).__name__, "See `ray logs actor` for what it printed")
+    """Return why a node's actor has ended, from Ray's exception."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    if isinstance(error, RayTaskError):
+        return Failure(reason(error.cause), "See the record's log.txt for where it was raised")
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        # Ray keeps no more of the actor's exception than its traceback, whose last line is the exception.
+        cause = f"its machine cannot start it: {str(error).rstrip().splitlines()[-1]}"
+        return Failure(cause, "Install the same release of thalweg on all machines of the cluster")
+    return Failure(str(error).partition("\n")[0], "See `ray logs actor` for what it printed")
 
 
 def _send(kind: str, node: str | None = None, **fields: object) -> None:
