@@ -1,8 +1,8 @@
 """Checks the locked crates against known security advisories.
 
 The advisories change without this repository, so none are kept in it. They come from a copy of RustSec's database in
-the folder that ``THALWEG_ADVISORIES`` names, else from cargo-deny, which fetches them; without both, the check is
-skipped and says so.
+the folder that ``THALWEG_ADVISORIES`` names, or else from cargo-deny, which fetches them. Without either, the check is
+skipped with a message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse(text: str) -> Version:
 
 
 def after(text: str, operator: str) -> Version:
-    """Return the first later version that ``^text`` or ``~text`` excludes."""
+    """Return the lowest version above the range ``^text`` or ``~text``."""
     given = text.partition("-")[0].split(".")
     major, minor, patch = parse(text)[:3]
     if operator == "~":

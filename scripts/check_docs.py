@@ -6,10 +6,10 @@ In every Markdown file
   options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own;
 - ```` ```toml plan ```` blocks are plans, ```` ```toml bench ```` blocks bench plans, and ```` ```python run ````
   blocks run to their end in that folder too;
-- text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is what scripts/docs_tables.py makes, in lines of its
-  own or within a line.
+- text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` equals what scripts/docs_tables.py generates. It may be
+  whole lines, or a part of a line.
 
-``--write`` puts the made text in, ``--quick`` runs nothing.
+``--write`` updates the generated text. With ``--quick`` nothing is run.
 """
 
 from __future__ import annotations

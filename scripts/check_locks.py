@@ -1,8 +1,8 @@
 """Checks that lock files pin all packages with checksums, and name no index or address of their own.
 
-Whoever installs chooses the registry or mirror; a lock file must not. Nothing may come from a git repository. The
-workspace's own lock file is checked by Cargo wherever it builds; that of the fuzz targets, which CI does not build, is
-compared with the crates' manifests here.
+The user who installs chooses the registry or mirror, so a lock file must not name one. No package may come from a git
+repository. Cargo checks the workspace's own lock file whenever it builds. CI does not build the fuzz targets, so this
+script compares their lock file with the crates' manifests.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def stale(lock: dict[str, Any], manifests: dict[str, dict[str, Any]]) -> list[st
 
 
 def dependencies(manifest: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Return a manifest's unconditional dependencies on all systems, and all its dependencies except for tests."""
+    """Return a manifest's dependencies in two sets: those that every build has, and all except those of tests."""
     sections = [manifest, *manifest.get("target", {}).values()]
     named = [part for section in sections for key in ("dependencies", "build-dependencies")
              for part in section.get(key, {}).items()]  # fmt: skip

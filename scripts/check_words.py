@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-# Files of others, files that are not prose or code, and files that have to name the words.
+# Third-party files, files that are neither prose nor code, and files that must contain the retired words.
 SKIPPED: Final = re.compile(
     r"\.(png|o|patch|lock)$|plotly-basic|^python/thalweg/lab/guest/kernel\.config$"
     r"|^CHANGELOG\.md$|^scripts/check_words\.py$|^tests/test_checks\.py$"

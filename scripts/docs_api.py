@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import thalweg
 from thalweg.errors import ThalwegError
 
-# A part of the page -> its names. The errors are a part of their own.
+# Heading of a part of the page -> the public names in it. Errors have a part that is not listed here.
 PARTS: Final = {
     "Whole jobs": ("run", "RunResult", "Plan"),
     "Server and clients": ("App", "Server", "Client", "Round", "fedavg"),
@@ -21,7 +21,7 @@ PARTS: Final = {
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
     "Tensors in memory": ("Arena", "layout_of"),
 }
-# An object with an argument of this module is made by thalweg, not by its user.
+# If a constructor takes an object of this module, only thalweg calls it.
 INTERNAL: Final = "_core."
 LONGEST: Final = 100
 
@@ -62,7 +62,7 @@ def has_constructor(found: type) -> bool:
 
 
 def is_public(signature: inspect.Signature) -> bool:
-    """Return whether a signature is without objects of the core."""
+    """Return whether a signature has no objects of the core, so that users can call it."""
     return not any(INTERNAL in str(one.annotation) for one in signature.parameters.values())
 
 
@@ -113,7 +113,7 @@ def code(name: str, signature: inspect.Signature) -> str:
 
 
 def shown(signature: inspect.Signature) -> Iterator[str]:
-    """Yield each parameter as it is written, and the ``*`` before those that need their name."""
+    """Yield each parameter as code, with ``*`` before the keyword-only ones."""
     named = False
     for one in signature.parameters.values():
         if one.kind is one.KEYWORD_ONLY and not named:

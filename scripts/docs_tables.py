@@ -1,7 +1,7 @@
 """Generates the tables of docs/reference and the README's lists from the code: plan, commands, transports, ...
 
-Each returns Markdown: a table for lines of its own, a list of names for a cell of a table. scripts/check_docs.py holds
-the documents against them, and with ``--write`` puts them in.
+Each function returns Markdown: a table, or a list of names for a cell of a table. scripts/check_docs.py compares the
+documents with them, and updates the documents with ``--write``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plan() -> str:
-    """Return every section of a plan with its keys."""
+    """Return a table of keys for every section of a plan."""
     listed: dict[type[BaseModel], str] = {}
     sections = ((name, _model(field.annotation)) for name, field in Plan.model_fields.items())
     return "\n\n".join(_section(f"[{name}]", model, listed) for name, model in sections if model is not None)

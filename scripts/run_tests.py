@@ -1,9 +1,9 @@
-"""Runs all tests: Rust, documents, Python. Everything is run whatever fails; the last line has the totals.
+"""Runs all tests: Rust, documents, Python. It runs all suites even if one fails. The last line has the totals.
 
 Most Python tests wait for processes that they start, so as many run side by side as there are cores, eight at most.
-Arguments go to pytest; with any, only the Python tests are run, one after the other unless ``-n`` says otherwise.
-``THALWEG_FUZZ_FRAMES`` says how many damaged frames the wire decoders get (100,000 unless it is set; `make fuzz` gives
-ten million), ``PROPTEST_RNG_SEED`` the seed of property tests (1).
+Arguments are passed to pytest; then only the Python tests are run, one after the other unless ``-n`` says otherwise.
+``THALWEG_FUZZ_FRAMES`` is the number of damaged frames for the wire decoders (default 100,000; `make fuzz` sets ten
+million), and ``PROPTEST_RNG_SEED`` the seed of property tests (default 1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[1]
 # can be repeated.
 TEST_ENVIRONMENT: Final = {"THALWEG_FUZZ_FRAMES": "100000", "PROPTEST_RNG_SEED": "1"}
 MOST_AT_ONCE: Final = 8
-# libtest's closing line of one program, and pytest's closing line.
+# The last line that libtest prints for a program, and the last line that pytest prints.
 RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 PYTHON: Final = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
 CLOSING: Final = re.compile(r"^=*\s?(\d+ (passed|failed|errors?|skipped|deselected)\b|no tests ran).* in [\d.]+s")
@@ -37,9 +37,9 @@ def main() -> int:
     """Run the suites; return 0 if all passed."""
     chosen = sys.argv[1:]
     began = time.monotonic()
-    # An extension module has no Python to link with outside of Python; Python's tests are its tests.
+    # The extension module cannot be linked outside of a Python process. The Python tests test it.
     cargo = ["cargo", "test", "--workspace", "--exclude", "thalweg-py", "--no-fail-fast"]
-    # The default build has no baselines; their tests cover it, too, and so do the tests of the other code.
+    # The default build has no baselines. The tests of a build with them cover all other code too.
     features = ["thalweg-runtime/as-in-tests"]
     features += [] if os.environ.get("BASELINES") == "0" else ["thalweg-runtime/baselines"]
     cargo += ["--features", ",".join(features)]
@@ -60,14 +60,14 @@ def main() -> int:
 
 
 def side_by_side() -> list[str]:
-    """Return pytest's arguments for several processes, each of which takes over tests of another when it is done."""
+    """Return pytest's arguments for several processes. A process that has finished takes over tests of another."""
     return ["-n", str(min(os.cpu_count() or 1, MOST_AT_ONCE)), "--dist", "worksteal", "--durations", "25"]
 
 
 def run(
     what: str, command: list[str], count: Count, counts: dict[str, Counter[str]], more: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Run a suite, print its output line by line, and count its tests. Returns ``[what]`` if it failed."""
+    """Run a suite, print its output line by line, and count its tests. Return ``[what]`` if it failed, else []."""
     print(f"==> {what}: {' '.join(command[1:] if command[0] == sys.executable else command)}", flush=True)
     counts[what] = Counter()
     began = time.monotonic()

@@ -14,7 +14,7 @@ class SpdxError(ValueError):
 
 
 class _Parser:
-    """Parser with the precedence of SPDX annex D: WITH binds most, then AND, then OR (or Cargo's old slash)."""
+    """Parser with the precedence of SPDX annex D: WITH binds strongest, then AND, then OR (or Cargo's old slash)."""
 
     def __init__(self, text: str, allowed: AbstractSet[str]) -> None:
         self._tokens = _tokens(text)

@@ -1,8 +1,8 @@
 """Runs the tests of Flower apps with other releases of Flower than the one that requirements/dev.lock pins.
 
-``scripts/test_flower.py 1.22.0 1.29.0`` takes these. Without a release it takes the newest that the package index has,
-and ``nightly`` is Flower's build of last night. Each is installed into a folder of its own, which is removed again, and
-runs with the dependencies of the environment.
+``scripts/test_flower.py 1.22.0 1.29.0`` tests these releases. Without arguments it tests the newest one in the package
+index. ``nightly`` is Flower's build of last night. Each release is installed into a temporary folder of its own, and
+uses the dependencies of the environment.
 
 ``--tests DIR``, a checkout of Flower's repository at the same release, also runs Flower's own tests of its strategies,
 with the adapter's patches installed. Flower publishes them in neither its wheels nor its source distributions.

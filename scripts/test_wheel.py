@@ -1,6 +1,7 @@
 """Installs a wheel as a user does, into a new virtual environment, and uses it there: test_wheel.py WHEEL [--locked].
 
-With ``--locked`` its dependencies have the versions of requirements/dev.lock. Ends with 1, and what went wrong.
+With ``--locked`` its dependencies have the versions of requirements/dev.lock. If a step fails, the exit code is 1 and
+the output says what failed.
 """
 
 from __future__ import annotations
