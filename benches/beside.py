@@ -1,4 +1,4 @@
-"""A masked sender beside an ordinary one: the share of their link that each gets in the steady state."""
+"""Measures how a sender whose loss is masked and an ordinary sender share a link in the steady state."""
 
 from __future__ import annotations
 

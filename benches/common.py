@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: repetitions, medians, worker processes, results."""
+"""What all benchmarks share: repetitions, medians, worker processes, results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Spread:
 
 @dataclass
 class Figure:
-    """One line of the table: the measured value and the limit. ``reached`` is None without a limit."""
+    """One line of the table: the measured value, its limit, and whether it keeps the limit (None without a limit)."""
 
     name: str
     value: str

@@ -13,7 +13,7 @@ PROCESSES = 4
 
 
 def resident(kind: str = "VmRSS") -> int:
-    """Return this process's resident bytes: all, or those of a ``kind`` of proc(5)."""
+    """Return this process's resident bytes: all of them, or only those of a ``kind`` that proc(5) names."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 

@@ -1,4 +1,4 @@
-"""Time of the control plane's decisions for 10,000 clients on 100 nodes, and of one estimate of a queue."""
+"""Measures the control plane: its decisions for 10,000 clients on 100 nodes, and one estimate of a queue's length."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ APP: Final = FOLDER / "benches" / "flower_app"
 CLIENTS: Final = 4
 #: Number of arrays in the app's payload.
 ARRAYS: Final = 8
-#: Rounds of the vision app, and the limit of its accuracy's difference from Flower's.
+#: Rounds of the vision app, and by how much its accuracy may differ from the accuracy on Flower's engine.
 ROUNDS: Final = 5
 POINTS: Final = 0.002
 #: Timeout in seconds for the start of a system and for a run.
@@ -137,7 +137,7 @@ def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
 
 
 def tasks(reduce: bool) -> Callable[[int, int, Path], dict[str, Any]]:
-    """Return a function that moves the same bytes as tasks without Flower, folded or collected."""
+    """Return a function that moves the same bytes by tasks without Flower. Results are folded or collected."""
 
     def run(size: int, rounds: int, folder: Path) -> dict[str, Any]:
         seconds = []
@@ -214,7 +214,7 @@ def measured(size: int, blocks: int, rounds: int) -> dict[str, list[dict[str, An
 
 
 def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
-    """Measure rounds, memory and the adapter's cost at one size. ``least`` is the goal, in multiples of Flower."""
+    """Measure rounds, memory and the adapter's cost at one size. ``least``: how many times as fast as Flower to be."""
     found = measured(size, blocks, rounds)
     seconds = {name: Spread.of([one for block in of for one in block["seconds"]]) for name, of in found.items()}
     label = f"a Flower app's round of {size // MIB} MiB with {CLIENTS} clients"
@@ -228,7 +228,7 @@ def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
 
 
 def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
-    """Return the memory of a server, less that before the app makes its model, as a multiple of the model's size."""
+    """Return by how much a server's memory grows after the app has made its model, in multiples of the model's size."""
     models = {name: max((one["peak_bytes"] - one["before_bytes"]) / size for one in found[name])
               for name in ("flower", "folded", "collected")}  # fmt: skip
     link = max(one["superlink_bytes"] / size for one in found["flower"])
@@ -244,9 +244,10 @@ def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
 
 
 def costs(size: int, seconds: dict[str, Spread]) -> list[Figure]:
-    """Measure the adapter's time: that of the app, less that of the same task without Flower and of Flower's code.
+    """Measure the adapter's time: the app's time, minus that of the same task without Flower and that of Flower's code.
 
-    Flower's code is ``.npy`` on the clients and, if replies are collected, the mean on the server.
+    Flower's code writes and reads ``.npy`` bytes on the clients. If replies are collected, it also takes the mean on
+    the server.
     """
     cores = min(CLIENTS, len(os.sched_getaffinity(0)))
     each, mean = npy_seconds(size), mean_seconds(size)

@@ -16,7 +16,7 @@ BLOCK = 64 << 10  # elements of a block that fits into the cache
 
 
 def numpy_best() -> float:
-    """Return the seconds of NumPy's faster way, of two, to add a weighted update."""
+    """Return the seconds that NumPy needs to add a weighted update, in the faster of two ways."""
     total, update = np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)
     scratch = np.empty(BLOCK, np.float32)
     times = []

@@ -1,4 +1,4 @@
-"""A gRPC call that sends a stream over loopback: directly to its server, and through ``thalweg forward``."""
+"""Compares a streaming gRPC call over loopback, directly to its server, with one through ``thalweg forward``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Goals of a loss-tolerant transport at 700 Mbit/s and 40 ms with unmodified kernel senders. All ways take turns.
+"""The goals of a loss-tolerant transport at 700 Mbit/s and 40 ms with unmodified kernel senders. All ways take turns.
 
 Goodput is that of whole updates, start-up included, as a share of the link's ceiling (see ``masking``). Except for
-incast, senders' buffers hold 32 MiB. An update of 240 MB spends a twelfth of its time on start-up. The goals were first
-measured over 8 s, so updates of that duration are sent too. Updates to kernel receivers are smaller where loss makes
-them slow: their rate does not depend on the size.
+incast, senders' buffers hold 32 MiB. The transfer of an update of 240 MB spends a twelfth of its time on start-up. The
+goals were first measured over 8 s, so updates of that duration are sent too. Where loss makes kernel receivers slow,
+their updates are smaller, because their rate does not depend on the size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TENSORS: Final = 10
 TENSORS_MIB: Final = 230
 LOSS: Final = 0.01
 RATE: Final = 700e6
-# Buffer of a sender at this rate: it keeps five bandwidth-delay products if a retransmission is lost and sent again.
+# Buffer of a sender at this rate. If a retransmission is lost and sent again, the sender must keep five bandwidth-delay
+# products.
 SEND_BUFFER: Final = "32MiB"
 MASKED: Final = "budget = 0.05"
 PATH: Final = NetworkPath(RATE, loss=LOSS, send_buffer=SEND_BUFFER)
@@ -102,7 +103,7 @@ def _beside_kernel(sent: dict[str, list[Sent]]) -> list[Figure]:
 
 
 def _whole() -> list[Figure]:
-    """Measure updates without missing bytes: resent at the end after masking, or each hole retransmitted by TCP."""
+    """Measure updates without missing bytes: masked ranges are resent at the end, or TCP retransmits each hole."""
     asked = {f"every byte, masked and asked for again, {cc}": (Way("unifl", cc, MASKED, resend=True), PATH, UPDATE_MIB)
              for cc in CONTROLS}  # fmt: skip
     repaired = {f"every byte, each hole repaired by TCP, {cc}":

@@ -1,11 +1,11 @@
-"""A model on CUDA: its copies beside plain copies to pinned memory, and its rounds beside those of a model on the CPU.
+"""Measures a model on CUDA: its copies, beside plain copies to pinned memory, and its rounds, beside those on the CPU.
 
 By turns, for VGG-16 (528 MiB, few large tensors) and GPT-2-mini (3.3 MiB, many small ones):
 
-- plain: each tensor copied to and from a tensor of its own that PyTorch has pinned. This is the bound.
-- thalweg: the same tensors from and to the pinned arena, with all checks of a round.
-- unchecked: only the copies of that, to see what the checks cost.
-- Flower: the conversions that flwr 1.42 makes between a ``state_dict`` and the bytes of a message, both ways.
+- plain: each tensor is copied to and from a pinned tensor of PyTorch. This is the bound.
+- thalweg: the same tensors are copied from and to the pinned arena, with all checks of a round.
+- unchecked: the same without the checks, to show their cost.
+- Flower: flwr 1.42 converts a ``state_dict`` to the bytes of a message and back.
 
 Then rounds of one client, whose model is on CUDA or on the CPU. Both jobs must give the same bits.
 """
@@ -47,7 +47,7 @@ MODELS: Final[dict[str, Callable[[], Any]]] = {"VGG-16": vgg16, "GPT-2-mini": gp
 
 
 def gpu() -> list[Figure]:
-    """Measure all figures. Without a CUDA device there is a single one, which says so."""
+    """Measure all figures. Without a CUDA device return a single figure, which says so."""
     import torch
 
     if not torch.cuda.is_available():
@@ -159,7 +159,7 @@ def _copies(name: str, build: Callable[[], Any]) -> list[Figure]:
     ours.down()
     ours.up()
     extra = torch.cuda.max_memory_allocated() - before
-    # The second plain way measures how much two measurements of the same thing differ.
+    # The plain way is measured twice, which shows how much two measurements of the same thing differ.
     turns: list[tuple[str, Any]] = [*ways.items(), ("plain again", ways["plain"])]
     seconds: dict[tuple[str, str], list[float]] = {}
     for turn in range(REPETITIONS + 2):

@@ -1,4 +1,4 @@
-"""Nodes of a graph: exchanges of LeNet beside plain TCP, memory by degree, and many nodes in one process."""
+"""Measures nodes of a graph: exchanges of LeNet beside plain TCP, memory by degree, and many nodes in one process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def memory(size: int = 32 * MIB) -> list[Figure]:
 
 
 def soak(url: str = "tcp://127.0.0.1:0", size: int = 64 << 10, rounds: int = 10_000) -> Figure:
-    """Check that a node's memory does not grow from the second tenth of ``rounds`` exchanges to the last."""
+    """Check that a node's memory does not grow between the second tenth and the last tenth of ``rounds`` exchanges."""
     note(f"{rounds} exchanges of {NODES} nodes with 3 neighbours, {size >> 10} KiB, {url}")
     config = "{}" if url.startswith("tcp") else '{"wait": "deadline"}'
     results = exchange("thalweg", url, (3, size, rounds), config)

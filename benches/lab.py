@@ -84,7 +84,7 @@ class Net:
 
 @contextmanager
 def star(shape: Mapping[str, object], clients: int = 1) -> Iterator[Net]:
-    """Make clients that each have a link of ``shape`` to the server; the way back has its rate and delay only."""
+    """Make clients, each with a link of ``shape`` to the server. The way back has the same rate and delay alone."""
     names = [f"client-{number}" for number in range(1, clients + 1)]
     back = {key: shape[key] for key in ("rate", "delay") if key in shape}
     spec = {
@@ -185,7 +185,7 @@ def goodputs() -> Iterator[Figure]:
     for mbits in (5, 20, 60, 100, 700):
         rate = mbits * 10**6
         with star({"rate": rate, "delay": 0.01}) as net:
-            # Smaller blocks at lower rates, so that the time is not rounded to a few blocks.
+            # Blocks are smaller at lower rates, because the time is measured in whole blocks.
             shares = [transfer(net, max(1448, rate // 800), 4.0) / rate / DATA_SHARE for _ in range(3)]
         spread = Spread.of(shares)
         name = f"goodput at {mbits} Mbit/s, 20 ms, of what headers leave"
@@ -245,7 +245,7 @@ def bursts() -> Figure:
 
 
 def arrivals(shape: Mapping[str, object], count: int) -> list[int]:
-    """Send ``count`` datagrams. Returns 1 for each that arrived, else 0; notes if the link's counters disagree."""
+    """Send ``count`` datagrams. Return for each 1 if it arrived, else 0; note if the link's counters disagree."""
     seen = [0] * count
     with star(shape) as net:
         here, there = net.datagrams("client-1"), net.datagrams("server")

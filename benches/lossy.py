@@ -16,7 +16,8 @@ from thalweg.network.bound import Stage, carried
 from thalweg.record.rows import Transfer
 from thalweg.report.source import Run, read_run
 
-# A link's rate is averaged over this many samples, 10 ms apart. The link counts as full from this share of its limit.
+# A link's rate is averaged over this many samples, 10 ms apart; the share of its limit from which a link counts as
+# full.
 WINDOW: Final = 2
 FULL: Final = 0.9
 PLAN: Final = """
@@ -53,7 +54,7 @@ class NetworkPath:
     loss: float = 0.0
     # Rate of a link to the server that all clients share, in bits per second; None without one.
     shared: float | None = None
-    # Congestion control of all connections, also of competing ones, which have the machine's default otherwise.
+    # Congestion control of all connections, competing ones included. Without it these have the machine's default.
     everybody: str | None = None
     # Buffer of each sender. Default: four bandwidth-delay products, at least 6 MiB.
     send_buffer: str | None = None

@@ -1,4 +1,4 @@
-"""``unifl`` with its server in this process: a thousand connections at once, and the CPU time of each thread."""
+"""Measures ``unifl`` with its server in this process: a thousand connections, and the CPU time of each thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOSS: Final = 0.01
 UPDATE_MIB: Final = 228
 # Limit for a receiver's CPU time, in core seconds per gigabit.
 MOST: Final = 0.2
-# Seconds that a client waits between model and update. A thread that uses a smaller share of CPU time is idle.
+# Seconds that a client waits between model and update; and the share of CPU time below which a thread counts as idle.
 REST: Final = 2.0
 IDLE: Final = 0.02
 # Names of the core's threads.
@@ -94,7 +94,7 @@ def threads() -> dict[str, float]:
 
 
 def receiver() -> list[Figure]:
-    """Measure CPU time per gigabit of updates: of TCP and masking alone, and of all work of the server."""
+    """Measure the CPU time per gigabit of updates that TCP and masking use, and the time that the whole server uses."""
     name = f"{UPDATE_MIB} MiB, Cubic, 700 Mbit/s, 40 ms, loss {LOSS:.0%}"
     note(f"processor time of a masked update of {name}")
     gigabits = UPDATE_MIB * MIB * 8 / 1e9
@@ -129,7 +129,7 @@ def halves(server: _core.Server, number: int) -> tuple[dict[str, float], dict[st
         time.sleep(REST / 4)
         now = threads()
         busy = now[DEVICE] - before[DEVICE] > IDLE * REST / 4
-        # The model has arrived: the thread has worked in this round, but not since the last sample.
+        # The model has arrived if the thread has worked in this round, but not since the last sample.
         if between is None and not busy and now[DEVICE] - began[DEVICE] > IDLE:
             between = now
         before = now

@@ -1,11 +1,10 @@
-"""Updates over a long path that loses packets: a Cubic client to a kernel's receiver and to ``unifl``, and ``ltp``,
-whose both ends are ours; interleaved.
+"""Updates over a long path that loses packets: Cubic to a kernel's receiver, Cubic to ``unifl``, and ``ltp``, by turns.
 
-The path has 100 Mbit/s and a round trip of 40 ms; on the way up it loses packets at random, in front of its queue.
-Goodput is the bytes of an update that came over the time from its first byte to its last at the server, start-up
-included. The ceiling is what the link carries (``thalweg.network.bound.carried``): rate x 1448/1500, as what is lost in
-front of the limit takes none of its rate. The sender's buffer is what the lab's hosts have: at most four
-bandwidth-delay products, 6 MiB at least.
+The path has 100 Mbit/s and an RTT of 40 ms. On the way up it loses packets at random, in front of its queue. Goodput is
+the number of an update's bytes that arrived, divided by the time from its first byte to its last at the server,
+start-up included. The ceiling is the most that the link carries (``thalweg.network.bound.carried``): rate x 1448/1500.
+Losses do not lower it, because packets that are lost in front of the limit use none of its rate. Senders have the
+buffers of the lab's hosts: at most four bandwidth-delay products, and at least 6 MiB.
 """
 
 from __future__ import annotations

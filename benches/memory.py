@@ -1,4 +1,4 @@
-"""Peak memory of a server, which should not depend on the number of its clients."""
+"""Measures the peak memory of a server, which should not depend on the number of its clients."""
 
 from __future__ import annotations
 

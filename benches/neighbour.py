@@ -2,8 +2,9 @@
 
 python -m benches.neighbour thalweg|raw URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
 
-Prints its address; reads all addresses as a JSON list; exchanges a model of BYTES with its neighbours ROUNDS times;
-prints a JSON object with the seconds of each exchange and the memory of its process: the peak and ten samples.
+It prints its address and reads all addresses as a JSON list. It exchanges a model of BYTES with its neighbours ROUNDS
+times. At the end it prints a JSON object with the seconds of each exchange and the memory of its process: the peak and
+ten samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SAMPLES = 10
 
 
 def neighbours(place: int, nodes: int, degree: int) -> list[int]:
-    """Return the nearest ``degree`` nodes on a ring; for an odd degree, the last of them is the opposite node."""
+    """Return the nearest ``degree`` nodes on a ring. For an odd degree the opposite node is one of them."""
     near = [(place + sign * step) % nodes for step in range(1, degree // 2 + 1) for sign in (-1, 1)]
     return sorted({*near, *([(place + nodes // 2) % nodes] if degree % 2 else [])})
 

@@ -1,8 +1,8 @@
-"""Bad paths: jitter, reordering, bursts and much loss. ltp and udp take turns with tcp with BBR.
+"""Measures ltp and udp beside tcp with BBR, by turns, on bad paths: jitter, reordering, bursts and much loss.
 
-One client receives a model and sends an update over a path that loses on its way up only. A run counts as failed if it
-has not ended in time. 70 % loss begins 5 s after the network, when the parties have met: the handshake is TCP's.
-Run as root: the network is emulated at packet level.
+One client receives a model and sends an update over a path that loses packets only on the way up. A run counts as
+failed if it has not ended in time. A loss of 70 % begins 5 s after the start of the network, when the parties have
+connected, because their handshake uses TCP. Run it as root: the network is emulated at packet level.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WAYS: Final = {
     "ltp": 'url = "ltp"',
     "udp": 'url = "udp"',
 }
-# Goals of ltp: a share of the goodput of tcp with BBR, and a share of the bound where 10 % or more is lost.
+# Goals of ltp: a share of the goodput of tcp with BBR; and, if 10 % or more is lost, a share of the bound.
 OF_BBR: Final = 0.95
 LOSSY: Final = 0.75
 

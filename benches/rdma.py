@@ -42,7 +42,7 @@ rtt = "{rtt}ms"
 mtu = {mtu}
 {network}
 """
-#: A sender's own link before a slower link with a short queue.
+#: The rate and queue of a path in which a sender's own link is followed by a slower link with a short queue.
 SHORT_BUFFER: Final = 'topology = "bottleneck"\nrate = "10gbit"\nbottleneck = { rate = "5gbit", queue = "512 packets" }'
 
 

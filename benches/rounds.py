@@ -1,7 +1,7 @@
 """Rounds without training, alternately with a minimal TCP program that moves the same bytes.
 
-The reference: a thread for each client sends the model and receives the update into a buffer of its own, blocking,
-with the same sizes of reads and writes; then the mean of the updates is taken with NumPy, in place.
+The reference has a thread for each client, which sends the model and receives the update into a buffer of its own. It
+uses blocking calls, with reads and writes of the same sizes. Then NumPy takes the mean of the updates in place.
 """
 
 from __future__ import annotations

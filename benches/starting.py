@@ -20,7 +20,8 @@ from thalweg.trees import live
 KILLS: Final = 25
 SIZE: Final = 8 * MIB
 CLIENTS: Final = 4
-# Limits in milliseconds: from the request for a worker until it takes orders, and from a kill until its successor does.
+# Limits in milliseconds: from the request for a worker until that is ready, and from a kill until its successor is
+# ready.
 START: Final = 5.0
 RESUME: Final = 20.0
 # Values of tree.start.

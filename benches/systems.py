@@ -13,7 +13,7 @@ from thalweg.trees import live
 
 REPETITIONS = 7
 SIZE = 232_000_000
-# Compared for each system: the transfer of an update and its fold, without starts of processes.
+# What is compared for each system: the transfer and the fold of an update, without the start of processes.
 WARM = {"start": "always", "scaling": "fixed", "timing": "eager", "workers": 1}
 SYSTEMS = {"lifl": None, "sf": 3.5, "sl": 7.0}
 # Updates on one node (LIFL's MC), and the limit for a round as a multiple of the least time.

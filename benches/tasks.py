@@ -48,7 +48,7 @@ def beside_rounds(size: int, clients: int, repetitions: int) -> list[Figure]:
 def many_open(count: int, size: int, clients: int) -> Figure:
     """Measure many open tasks at once, each to all clients: seconds, and the growth of the server's process.
 
-    The kernel takes back pages of a file when it needs memory, so what lies in files is told apart.
+    Memory that is mapped from files is counted separately, because the kernel takes it back when it needs memory.
     """
     name = f"{count} open tasks of {size >> 10} KiB to {clients} clients"
     note(name)

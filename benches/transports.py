@@ -111,7 +111,7 @@ def lost(row: CellNumbers, folder: Folder) -> Figure:
 
 
 def peers() -> list[Figure]:
-    """Compare rounds of 8 MiB with those of the same protocol's Python clients, with the same kind of broker."""
+    """Compare rounds of 8 MiB with rounds by Python clients of the same protocol, with the same kind of broker."""
     figures = []
     for name, references in PEERS.items():
         note(f"rounds of payload:8MiB, {name} beside {references[0][0]}")

@@ -18,7 +18,7 @@ CLIENTS: Final = 4
 SIZES: Final = (8 * MIB, 232 * MIB)
 # Limit in microseconds from the node's descriptor to the worker that holds the object, for any size as in LIFL.
 HAND_OVER: Final = 25.0
-# The part of a round in which updates become whole, so that workers have work.
+# The part of a round from the first whole update to the mean, in which workers have work.
 LATE: Final = 0.8
 
 

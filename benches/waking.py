@@ -1,4 +1,4 @@
-"""The least cost of a hand-over: the time in which a byte over a Unix socket wakes a sleeping process."""
+"""Measures the least cost of a hand-over: how long a byte over a Unix socket takes to wake a sleeping process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# It answers with the monotonic clock, which is the same for all processes of a machine.
+# The process answers with its reading of the monotonic clock, which is the same in all processes of a machine.
 SLEEPER: Final = """
 import socket, sys, time
 peer = socket.socket(fileno=int(sys.argv[1]))

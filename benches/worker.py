@@ -4,8 +4,8 @@ python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN REST]   clients
 python -m benches.worker tasks URL NAME COUNT                           COUNT clients that send back each task
 python -m benches.worker raw HOST PORT BYTES      receives BYTES and sends them back, until the peer closes
 
-Clients may be in another network namespace and present a token, which is only for this measurement. They wait REST
-seconds between model and update.
+With NAMESPACE and TOKEN, clients run in that network namespace and present that token, which is made for this
+measurement only. They wait REST seconds between model and update.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A round by paho-mqtt: ``python -m benches.clients.paho [--bytes N] [--clients N] [--rounds N] [--qos N]``.
 
-A server and its clients, each a process, and a Mosquitto as a run of thalweg would start it. The server publishes the
-model as one message; each client, once it has it, publishes an update of the same size; the server takes the mean with
-NumPy. Prints ``{"seconds": [...]}``, of each round from the publish to the mean.
+The server and each client are processes. Mosquitto is started as a run of thalweg would start it. The server publishes
+the model as one message. When a client has received the model, it publishes an update of the same size. The server
+takes the mean with NumPy. The program prints ``{"seconds": [...]}``: for each round, the time from the publishing of
+the model to the mean.
 """
 
 from __future__ import annotations

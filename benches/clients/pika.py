@@ -3,7 +3,8 @@
 A server and its clients are processes. The server publishes the model to a fan-out exchange as one message, each
 client publishes it back as one message to the server's queue, and the server takes the mean with NumPy. Nothing is
 encoded: the payload is bytes. Nothing is acknowledged or confirmed, as in FedComm's code. RabbitMQ is started as a run
-of thalweg would. It prints ``{"seconds": [...]}``, a time for each round, from the publishing of the model to the mean.
+of thalweg would start it. The program prints ``{"seconds": [...]}``: for each round, the time from the publishing of
+the model to the mean.
 """
 
 from __future__ import annotations

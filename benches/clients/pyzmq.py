@@ -1,11 +1,12 @@
 """A round by pyzmq: ``python -m benches.clients.pyzmq [--bytes N] [--clients N] [--rounds N] [--pattern router]
 [--own]``.
 
-A server and its clients, each a process, without a broker. The server sends the model as one message: to each client by
-a ROUTER, or once by a PUB, which copies it for each. Each client sends an update of the same size back to the ROUTER;
-the server takes the mean with NumPy. Messages are handed over without copying where pyzmq can. A client sends back the
-very message that came, or with ``--own`` takes it into an array of its own, as a model that is trained is, and sends
-that. Prints ``{"seconds": [...]}``, of each round from the first send to the mean.
+The server and each client are processes; there is no broker. The server sends the model as one message: by a ROUTER
+socket to each client, or once by a PUB socket, which copies it for each client. Each client sends an update of the same
+size back to the ROUTER, and the server takes the mean with NumPy. Messages are passed without a copy where pyzmq can do
+that. A client sends back the message that it received. With ``--own`` it first copies the message into an array of its
+own, as it would to train a model, and sends that. The program prints ``{"seconds": [...]}``: for each round, the time
+from the first send to the mean.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A payload there and back, as a Flower app."""
+"""A Flower app that sends a payload to clients and gets it back."""
