@@ -1,1 +1,1 @@
-"""The papers' experiments, repeated: one folder for each figure. `python -m experiments --help`."""
+"""Repeats the papers' experiments, with one folder for each figure. See `python -m experiments --help`."""

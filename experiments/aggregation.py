@@ -2,21 +2,21 @@
 
 ================  ==============================================================================================
 ``completion``    from a round's first whole update to the new model (the paper's ACT), seconds
-``hand_over``     from the node's note until a worker holds an update, by whatever the data plane is, seconds
-``fold``          from there until it has folded it
-``taken``         both
-``finish``        of ``completion``, what followed the last update: workers' sums made a model
-``cpu``           of server, nodes, workers and hops, of all rounds over their number, seconds
-``created``       aggregators that were started, in the whole run
+``hand_over``     from the node's note until a worker holds the update, on any data plane, seconds
+``fold``          from then until the worker has folded the update, seconds
+``taken``         ``hand_over`` + ``fold``
+``finish``        the part of ``completion`` after the last update, when the workers' sums become a model
+``cpu``           CPU seconds of server, nodes, workers and hops together, mean of a round
+``created``       aggregators that were started in the whole run
 ``nodes_used``    nodes that had clients
 ``reached``       accuracy of the last round
 ``time_to``       seconds of aggregation until the accuracy of ``TARGET`` was reached; null if it was not
 ``cpu_to``        CPU seconds of aggregation until then
-``simulated``     completion as the simulator has it, with this run's costs and arrivals; of runs with one node
-``off``           how far that is from ``completion``, as a fraction of it
+``simulated``     the simulator's completion time with this run's costs and arrivals; only runs with one node
+``off``           how far ``simulated`` is from ``completion``, as a fraction of ``completion``
 ================  ==============================================================================================
 
-Times are medians over rounds, and all numbers medians over runs; ``completion_by_run`` has each run's.
+Times of a run are medians over its rounds. All numbers are medians over runs; ``completion_by_run`` has each run's.
 """
 
 from __future__ import annotations
@@ -103,5 +103,5 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def _total(cpu: Mapping[str, Any]) -> float:
-    """Return all seconds in a tree's ``cpu_seconds``, those of nodes by name too."""
+    """Return the sum of all seconds in a tree's ``cpu_seconds``, including those in its tables by node."""
     return sum(_total(value) if isinstance(value, Mapping) else float(value or 0.0) for value in cpu.values())

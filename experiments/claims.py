@@ -1,31 +1,35 @@
-"""The claims of the papers, as data, and whether a measurement confirms them.
+"""Reads the papers' claims, which are data, and judges whether a measurement confirms them.
 
-``expected.json`` of a figure has ``paper`` and ``claims``. A claim ``says`` something in words, has the ``id`` of its
-line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any. Its ``number``
-names the value of a cell that it is about: by default ``seconds`` of communication, or another of ``NUMBERS``. With
-``base``, the name of another figure of the study, ``to`` is a place there.
+``expected.json`` of a figure has ``paper`` and ``claims``. A claim has its text (``says``), the ``id`` of its line in
+the requirements, a ``kind``, and places in the matrix. A place is a table of axes with a label each; ``*`` stands for
+any label. ``number`` names the value of a cell that the claim is about: one of ``NUMBERS``, by default ``seconds`` of
+communication. With ``base``, the name of another figure of the study, ``to`` is a place in that figure.
 
-===========  ====================================================================================================
-``ratio``    the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25, and, if
-             the paper's is more or less than 1 by more than 2 %, on the same side of 1 by as much
-``reaches``  the same, and the paper has up to ``value``: shown if it is no less
-``more``     the sum of ``of`` is more than that of ``to`` (each place of ``along``, if there is one), by more than 2 %
-``added``    the sum of ``of`` less the same of the figure ``base``, in seconds; the paper's is ``value``: within 1.25
-``falls``    the values fall along the labels of ``along``, by more than 2 % each
-``rises``    they rise
-``level``    the largest along ``along`` is at most ``factor`` times the least
-``above``    each of ``of``'s is more than the paper's ``value``, or our ``least``, in the unit it is written with
-``below``    each of them is less than ``value``
-``about``    each of ``of``'s agrees with the paper's ``value``, in the unit it is written with, within 1.25
-``even``     Jain's index of each of ``of``'s is at least 0.9
-``close``    the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
-``worse``    the last accuracy of ``of`` is less than that of ``to``
-===========  ====================================================================================================
+=============  ======================================================================================================
+``ratio``      the sum of ``of`` over the sum of ``to`` agrees with the paper's ``value`` within a factor of 1.25. If
+               the paper's ratio differs from 1 by more than 2 %, ours must differ from 1 in the same direction by as
+               much
+``reaches``    the same ratio; the paper says "up to ``value``": shown if ours is no less
+``more``       the sum of ``of`` is more than 2 % above the sum of ``to``, at each label of ``along`` if that is
+               given
+``added``      the sum of ``of`` minus that of the figure ``base``, in seconds, agrees with ``value`` within a factor
+               of 1.25
+``falls``      the values fall from label to label of ``along``, by more than 2 % each
+``rises``      the values rise in the same way
+``level``      the largest value along ``along`` is at most ``factor`` times the least
+``above``      each value of ``of`` is more than the paper's ``value``, or our ``least``, in the unit in which it is
+               written
+``below``      each value of ``of`` is less than ``value``, in the same unit
+``about``      each value of ``of`` agrees with the paper's ``value`` within a factor of 1.25, in the same unit
+``even``       Jain's index of each value of ``of`` is at least 0.9
+``close``      the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
+``worse``      the last accuracy of ``of`` is less than that of ``to``
+=============  ======================================================================================================
 
-A claim is a few numbers, each with bounds, and is judged over runs. Its answer is yes if the 95 % interval of each
-number's mean (Student's t, of logarithms for ratios) lies within its bounds, no if one lies outside, and else
-undecided. Intervals of one claim hold together. One run has no interval, so it is no answer. Runs in virtual time that
-agree have a short one.
+A claim becomes a few numbers, each with bounds, and is judged over several runs. Each number's mean over runs has a 95
+% confidence interval (Student's t; on logarithms for ratios). The intervals of one claim hold together with 95 %. The
+verdict is yes if each interval lies within its bounds, no if one lies outside, and undecided otherwise. One run has no
+interval, so it gives no verdict. Runs in virtual time hardly differ, so their intervals are short.
 """
 
 from __future__ import annotations
@@ -43,9 +47,9 @@ from experiments.measured import Cell, rounded
 from thalweg.ui.comparing import ALIKE, ALPHA, student
 
 Claim = Mapping[str, Any]
-# Two numbers agree if neither is more than a quarter above the other.
+# Two numbers agree if the larger one is at most this many times the smaller one.
 AGREES: Final = 1.25
-# The least ratio at which one value counts as more than another.
+# One value counts as more than another from this ratio on.
 MORE: Final = 1 + ALIKE
 # The least Jain index at which flows count as equal.
 EVEN: Final = 0.9
@@ -101,7 +105,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """A number of one run, and the bounds that a claim gives it."""
+    """A number of one run, with the bounds within which the claim holds."""
 
     value: float
     low: float = -math.inf
@@ -110,7 +114,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """A claim in one run: its numbers with bounds, and the numbers to print, which ``form`` formats."""
+    """A claim's numbers in one run: those with bounds, and those to print. ``form`` formats the latter."""
 
     parts: Sequence[Part]
     shown: Sequence[float]
@@ -123,7 +127,7 @@ class MissingError(Exception):
 
 
 class NotKeptError(Exception):
-    """A cell has several runs, but only their median was kept."""
+    """A cell has several runs, but the file has only their median."""
 
 
 def read(file: Path) -> list[Claim]:
@@ -154,7 +158,7 @@ def value(cells: Sequence[Cell], place: Mapping[str, str], number: str = "second
 
 
 def _by_run(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> list[tuple[Sequence[Cell], Sequence[Cell]]]:
-    """Return the claim's cells and those of its base for each run that all of them have."""
+    """Return, for each run that all these cells have, the claim's cells and the cells of its base."""
     places = [claim["of"], *([claim["to"]] if "to" in claim else [])]
     mine = [cell for cell in cells if any(_is_of(claim, cell, place) for place in places)]
     other = [cell for cell in base if any(cell.is_at(place) for place in places)]
@@ -246,7 +250,7 @@ def _ratio(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
 
 
 def _agreeing(paper: float) -> tuple[float, float]:
-    """Return the bounds of a ratio that agrees with the paper's: also which of the two is more has to be the same."""
+    """Return the bounds of a ratio that agrees with the paper's. It must also be on the same side of 1."""
     low, high = paper / AGREES, paper * AGREES
     return (max(low, MORE), high) if paper > MORE else (low, min(high, 1 / MORE)) if paper < 1 / MORE else (low, high)
 

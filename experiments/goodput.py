@@ -1,28 +1,30 @@
 """The goodput of updates, from the records of a bench's runs.
 
-The goodput of an update is its bytes that came over the time from its first byte to its last at the server, start-up
-included. That of a round of several clients is all their bytes over the time from the first byte of any to the last of
-any, so that the slowest one decides. The ceiling is what the links carry (``thalweg.network.bound.carried``): the
-slowest client's own link for each, and a link that all share. A loss in front of a link's limit, as the emulator has
-it, takes none of its rate.
+The goodput of an update is the number of its bytes that arrived, divided by the time from its first byte to its last at
+the server, start-up included. The goodput of a round with several clients is the bytes of all of them, divided by the
+time from the first byte of any client to the last byte of any client. So the slowest client decides. The ceiling is the
+most that the links carry (``thalweg.network.bound.carried``): each client's link counts like the slowest one, and a
+link that all clients share counts too. The emulator loses packets in front of a link's limit, so losses use none of its
+rate.
 
-=====================  =========================================================================================
-``goodput``            of a round, bits a second
-``ceiling``            of a round, bits a second; null where a link has no limit
-``share``              ``goodput`` over ``ceiling``
-``slowest``            goodput of the slowest client's update, bits a second
-``jain``               Jain's index of the clients' goodputs: 1 if all are alike, 1/n if one has all
-``missing``            share of the updates' bytes that did not come and were not asked for again
-``lost``               share of the bytes that clients sent which the links or their queues lost
-``queue_drops``        packets that full queues dropped on the way up
-``queue_seconds``      mean of what waited on the way up while updates were under way, in seconds of that link's rate
-``queue_seconds_max``  the most that waited, likewise, of the whole run
-``rivals``             goodput of the rivals together, bits a second, if there were any
-``flows``              goodput of each client, by name; and of each rival, of which ``jain`` then is too
-``timeline``           of the first run, if its senders were watched: see ``senders``
-=====================  =========================================================================================
+======================  ========================================================================================
+``goodput``             of a round, bits a second
+``ceiling``             of a round, bits a second; null if a link has no limit
+``share``               ``goodput`` / ``ceiling``
+``slowest``             goodput of the slowest client's update, bits a second
+``jain``                Jain's index of the clients' goodputs: 1 if all are equal, 1/n if one client has all
+``missing``             share of the updates' bytes that did not arrive and were not resent
+``lost``                share of the clients' sent bytes that were lost on links or in their queues
+``queue_drops``         packets that full queues dropped on the way up
+``queue_seconds``       mean length of queues on the way up while updates were in flight, in seconds at the
+                        link's rate
+``queue_seconds_max``   the longest such queue of the whole run
+``rivals``              goodput of all rivals together, bits a second, if there were any
+``flows``               goodput of each client by name, and of each rival, which ``jain`` then includes
+``timeline``            samples of the senders in the first run, if they were watched: see ``senders``
+======================  ========================================================================================
 
-All are medians over rounds and then over runs; ``goodput_by_run`` and ``share_by_run`` have each run's.
+All numbers are medians over rounds, and then over runs. ``goodput_by_run`` and ``share_by_run`` have each run's.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from thalweg.report.numbers import divided
 from thalweg.report.source import Run, json_object, read_run
 
 UP: Final = "ab"
-# Numbers that are kept for each run, so that figures can show their spread.
+# Numbers that are stored for each run too, so that figures can show their spread.
 SPREAD: Final = ("goodput", "share")
 
 
@@ -55,7 +57,7 @@ class Flow:
     """An update's transfer to the server: received and missing bytes, and the times of its first and last byte."""
 
     client: str
-    came: int
+    received: int
     missing: int
     begin: float
     end: float
@@ -63,7 +65,7 @@ class Flow:
     @property
     def rate(self) -> float:
         """Goodput in bits per second."""
-        return 8 * self.came / (self.end - self.begin)
+        return 8 * self.received / (self.end - self.begin)
 
 
 def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
@@ -106,7 +108,7 @@ def of_run(run: Run) -> Table:
     at_device = run.plan.network is not None and run.plan.network.limiter == "device"
     ceiling = ceiling_of(used(run.links, rates), _widest(rounds), at_device=at_device)
     goodput = middle(map(together, rounds))
-    came, missing = sum(flow.came for flow in alone), sum(flow.missing for flow in alone)
+    received, missing = sum(flow.received for flow in alone), sum(flow.missing for flow in alone)
     return {
         "clients": _widest(rounds),
         "goodput": goodput,
@@ -114,7 +116,7 @@ def of_run(run: Run) -> Table:
         "share": divided(goodput, ceiling),
         "slowest": middle(min(flow.rate for flow in flows) for flows in rounds),
         "jain": middle(jain([flow.rate for flow in flows]) for flows in rounds),
-        "missing": divided(missing, came + missing),
+        "missing": divided(missing, received + missing),
         **_links(run, rounds),
         "flows": rates,
     }
@@ -133,7 +135,7 @@ def flows(transfers: Iterable[Transfer]) -> dict[int, list[Flow]]:
 def together(flows: Sequence[Flow]) -> float:
     """Return the goodput of a round in bits a second."""
     window = max(flow.end for flow in flows) - min(flow.begin for flow in flows)
-    return 8 * sum(flow.came for flow in flows) / window
+    return 8 * sum(flow.received for flow in flows) / window
 
 
 def jain(rates: Sequence[float]) -> float:
@@ -142,15 +144,15 @@ def jain(rates: Sequence[float]) -> float:
 
 
 def used(links: Iterable[Link], clients: Container[str]) -> list[Link]:
-    """Return the links without those of clients that were not chosen, which send nothing."""
+    """Return the links without those of clients that were not chosen for the round and so send nothing."""
     return [row for row in links if not _own(row) or row.source in clients]
 
 
 def ceiling_of(links: Iterable[Link], clients: int, *, at_device: bool = False) -> float | None:
     """Return the highest possible goodput of a round with these clients, in bits per second; None without a limit.
 
-    Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
-    ``at_device``: each client's own device limits, in front of what its link loses.
+    All clients' updates have the same size, so the slowest of their links decides. A link between switch and server
+    carries all updates. ``at_device``: the limit is at each client's own device, in front of its link's loss.
     """
     ways = [(row, wire.made(Shape, json_object(row.nominal))) for row in links if row.direction == UP]
     shared = [Stage(shape.rate, shape.lost) for row, shape in ways if not _own(row)]
@@ -166,7 +168,7 @@ def _own(row: Link) -> bool:
 
 
 def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
-    """Return the links' own counters of the direction to the server."""
+    """Return the links' counters of packets to the server, as the links themselves report them."""
     up = [row for row in run.links if row.direction == UP]
     sent = sum(row.bytes_in or 0 for row in up if _own(row))
     arrived = sum(row.bytes_out or 0 for row in up if row.target == "server")

@@ -12,7 +12,8 @@ from thalweg.report.graphs import positions
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A panel of curves: its title, the keys of a point's x and y, the labels of both axes, and y's factor.
+# A panel of curves: its title, the keys of a point's x and y, the labels of both axes, and the factor by which y is
+# multiplied.
 Panel = tuple[str, str, str, str, float]
 CURVES: Final[Sequence[Panel]] = (
     ("training loss", "round", "train_loss", "iteration", 1.0),
@@ -44,7 +45,8 @@ def boxes(axis: Axes, cells: Sequence[Cell]) -> None:
 def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, cases: Sequence[str], *, titled: bool = True) -> None:
     """Draw a learning curve for each case, with a standard deviation over nodes in both directions.
 
-    A case has the colour of its place among ``cases``, so that panels agree though one may lack it.
+    The colour of a case depends on its place among ``cases``. So it is the same in all panels, even if a panel lacks a
+    case.
     """
     title, along, key, words, factor = panel
     for cell in cells:

@@ -1,31 +1,34 @@
 """The iterations of a job on a graph, from the records of a bench's runs.
 
-An exchange is what udp-dpsgd calls an iteration (section 4.3.2): from the end of training until the model is the mean.
+An exchange lasts from the end of training until the model is the mean. udp-dpsgd calls it an iteration (section 4.3.2).
 
-=====================  =========================================================================================
-``exchange_mean``      mean seconds of an exchange, over all iterations of all nodes
-``exchange_median``    their median
-``exchange_std``       their standard deviation
-``iteration_mean``     mean seconds of an iteration with its training, without evaluation
-``used``               share of the neighbours' chunks that are in the means
-``timeouts``           share of iterations that a deadline ended
-``sent``               bytes on all links, over the bytes of the models that they carried
-``gap_mean``           of nodes that finished after all their neighbours: mean seconds by which these were earlier
-``gap_std``            and the standard deviation, ``gap_median``, ``gap_min``, ``gap_max``
-``last``               how many such nodes there are; no two of them are neighbours
-``drift``              mean over iterations of how far mixing moved the mean of all models, over its norm
-``disagreement``       distance of the models from their mean after the last iteration, likewise
-``reached``            accuracy of the nodes' models in the last evaluation, mean over nodes
-``reached_std``        its standard deviation over nodes
-``tested_loss``        cross-entropy on the test set, likewise
-``finish_seconds``     when that evaluation ended, on the run's clock, mean over nodes
-``others``             cores that other programs kept busy meanwhile
-``box``                of the exchanges: least, quartiles and greatest, whiskers within 1.5 quartile distances
-``curve``              of each evaluation: ``round``, ``seconds``, ``accuracy``, ``loss``, both ``_std``, ``train_loss``
-``graph``              ``edges`` between node numbers from 0, and the nodes that finished ``last``
-=====================  =========================================================================================
+======================  ========================================================================================
+``exchange_mean``       mean seconds of an exchange, over all iterations of all nodes
+``exchange_median``     median of the same
+``exchange_std``        standard deviation of the same
+``iteration_mean``      mean seconds of an iteration with its training, without evaluation
+``used``                share of the neighbours' chunks that are in the means
+``timeouts``            share of iterations whose wait a deadline ended
+``sent``                bytes on all links, divided by the bytes of the models that they carried
+``gap_mean``            of nodes that finished after all their neighbours: by how many seconds, mean over
+                        neighbours
+``gap_std``             standard deviation of the same; also ``gap_median``, ``gap_min`` and ``gap_max``
+``last``                number of such nodes; no two of them are neighbours
+``drift``               by how much mixing moved the mean of all models, over its norm; mean over iterations
+``disagreement``        distance of the models from their mean after the last iteration, over the mean's norm
+``reached``             accuracy of the nodes' models in the last evaluation, mean over nodes
+``reached_std``         standard deviation of the same
+``tested_loss``         cross-entropy on the test set in the last evaluation, mean over nodes
+``finish_seconds``      when that evaluation ended, on the run's clock, mean over nodes
+``others``              number of cores that other programs kept busy during the run
+``box``                 of the exchanges' seconds: minimum, quartiles, maximum; whiskers within 1.5
+                        interquartile ranges
+``curve``               of each evaluation: ``round``, ``seconds``, ``accuracy``, ``loss``, both ``_std``,
+                        ``train_loss``
+``graph``               ``edges`` between node numbers from 0, and the nodes that finished ``last``
+======================  ========================================================================================
 
-Scalars are medians over runs; ``box``, ``curve`` and ``graph`` are the first run's.
+Single numbers are medians over runs; ``box``, ``curve`` and ``graph`` are those of the first run.
 """
 
 from __future__ import annotations
@@ -48,9 +51,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Values that are kept from the first run, because their median over runs has no meaning.
+# Values that are taken from the first run, because their median over runs has no meaning.
 OF_ONE: Final = ("box", "curve", "graph")
-# Numbers that are kept for each run, so that figures can show their spread.
+# Numbers that are stored for each run too, so that figures can show their spread.
 SPREAD: Final = ("exchange_mean", "exchange_median", "used")
 QUARTILES: Final = (0, 25, 50, 75, 100)
 WHISKER: Final = 1.5
@@ -134,7 +137,7 @@ def curve_of(run: Run) -> list[Table]:
 def gaps_of(
     names: Sequence[str], edges: Iterable[tuple[int, int]], rows: Iterable[Iteration]
 ) -> tuple[list[str], list[float]]:
-    """Return the nodes that finished after all their neighbours, and by how many seconds after each of these."""
+    """Return the nodes that finished after all their neighbours, with the seconds since each neighbour finished."""
     ends: dict[str, float] = {}
     for row in rows:
         if row.mixed is not None:

@@ -1,7 +1,7 @@
 """The load of other programs during a run: the number of cores that they used on average.
 
-It is the time of all cores that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes. A
-process that outlives its run makes it too large.
+It is the busy time of all cores from ``/proc/stat``, minus the CPU time of the run's own processes. If a process of the
+run outlives it, the result is too large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from thalweg.bench.process import Failure, execute
 
 SUFFIX: Final = ".load.json"
 STAT: Final = Path("/proc/stat")
-# Columns of its first line (proc_stat(5)). All except idle and iowait are time that programs used.
+# Columns of the first line of ``/proc/stat`` (proc_stat(5)). Programs used the time in all columns except idle and
+# iowait.
 IDLE: Final = (3, 4)
 # user, nice, system, idle, iowait, irq, softirq and steal. user includes guests.
 COLUMNS: Final = 8

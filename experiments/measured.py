@@ -1,8 +1,9 @@
-"""The results of an experiment: reduces a bench's results to the numbers of figures and tables.
+"""The results of an experiment: reduces a bench's results to the numbers that figures and tables show.
 
-Each mode in ``measured.json`` says how it was measured: ``command``, ``commit`` of the checkout and ``core``, that of
-the compiled core, both with ``-dirty`` if there were uncommitted changes; ``began`` and ``ended``; ``load``, the cores
-that other programs kept busy, mean and most of a run; ``machine``. ``by_run`` of a cell has the numbers of each run.
+Each mode in ``measured.json`` says how it was measured. ``command`` is the command line. ``commit`` is the commit of
+the checkout and ``core`` that of the compiled core, both with ``-dirty`` if there were uncommitted changes. ``began``
+and ``ended`` are times. ``load`` has the number of cores that other programs kept busy: the mean, and the maximum of a
+run. ``machine`` describes the machine. ``by_run`` of a cell has the numbers of each run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Cell:
 def of_bench(found: Results, more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None) -> Table:
     """Return a mode's part of ``measured.json`` from the results of a bench.
 
-    ``more`` joins cells, by number; ``how`` says how it was measured: command, commit, load.
+    ``more`` has further numbers of cells, by the cell's number. ``how`` says how the mode was measured: command,
+    commit, load.
     """
     runs: dict[int, list[RunNumbers]] = {}
     for run in found.runs:
@@ -214,7 +216,7 @@ def _before(file: Path, scale: str) -> dict[str, Table]:
 
 
 def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str]) -> None:
-    """Write the measurements of each mode, in ``order``. Other modes at this scale stay in the file."""
+    """Write the measurements of each mode, in ``order``. The file keeps other modes that have this scale."""
     found = {**_before(file, scale), **modes}
     content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in order if mode in found}}
     file.parent.mkdir(parents=True, exist_ok=True)

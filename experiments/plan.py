@@ -1,11 +1,11 @@
 """An experiment: one matrix of jobs, run in several modes and at several scales.
 
-``plan.toml`` of a figure has ``title``, ``source``, ``quantity``; ``base`` and ``matrix`` as in a bench plan; for each
-of ``modes`` and ``scales`` what is different: ``about``, ``repetitions``, ``limit``, ``base`` (goes over the shared
-one), ``values`` (what a label of an axis means in this mode), ``matrix`` (the labels of an axis that stay) and
-``without`` (cells that are not run, as those that would take hours).
-``plot`` says how its figure is drawn. ``common`` names a file of the study's folder that the plan goes over; that file
-may name another.
+``plan.toml`` of a figure has ``title``, ``source`` and ``quantity``, and ``base`` and ``matrix`` as in a bench plan.
+Each of its ``modes`` and ``scales`` has the differences from these: ``about``, ``repetitions``, ``limit``, ``base``
+(merged over the shared one), ``values`` (the meaning of an axis's label in this mode), ``matrix`` (the labels of an
+axis that are run) and ``without`` (cells that are not run, such as those that would take hours). ``plot`` says how the
+figure is drawn. ``common`` names a file in the study's folder over which the plan is merged; that file may name
+another.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Experiment(Section):
 
     @classmethod
     def load(cls, name: str) -> Experiment:
-        """Return the experiment of a name as ``fedcomm/fig08``. Raises PlanError."""
+        """Return the experiment of a name such as ``fedcomm/fig08``. Raises PlanError."""
         folder = ROOT / name
         if not (folder / "plan.toml").is_file():
             raise PlanError(f"there is no experiment {name!r}", f"Known: {', '.join(names())}")

@@ -21,13 +21,13 @@ HEIGHT: Final = 2.6
 # Width in inches of a panel among several, and of a single panel.
 PANEL: Final = 3.2
 ALONE: Final = 5.6
-# A figure's legend with more entries than this takes two rows.
+# If a figure's legend has more entries than this, it has two rows.
 ABREAST: Final = 6
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity to plot: the key of a cell's number, its label, its factor, and the key of its black mark."""
+    """A quantity to plot: the key of a cell's number, the label, the factor, and the key for the black mark."""
 
     number: str
     words: str
@@ -60,9 +60,9 @@ GOODPUT: Final = Quantity("goodput", "goodput, Mbit/s", 1e-6, mark="ceiling")
 def draw(
     plot: Plot, quantity: str, cells: Sequence[Cell], title: str, file: Path, *, note: str | None = None
 ) -> list[Path]:
-    """Draw the cells of one mode as ``plot`` says, to ``file`` with each suffix. ``note`` goes under the title.
+    """Draw the cells of one mode as ``plot`` says, to ``file`` with each suffix; return the files.
 
-    Returns the files.
+    ``note`` is printed under the title.
     """
     shown = {"goodput": GOODPUT, "aggregation": COMPLETION}.get(quantity, SECONDS)
     if plot.last is not None:
@@ -101,8 +101,8 @@ def bars(
 ) -> list[Path]:
     """Draw a quantity as bars: a group for each label of ``groups``, and a panel for each label of ``panels``.
 
-    The whiskers are the least and most of the runs, the black marks the bound of a time, the ceiling of a goodput.
-    Returns the files.
+    Whiskers show the minimum and the maximum over runs. A black mark shows the bound of a time or the ceiling of a
+    goodput. Returns the files.
     """
     parts = [""] if panels is None else labels(cells, panels)
     figure, axes = _figure(parts, title, ALONE if panels is None else PANEL)
@@ -137,9 +137,9 @@ def _bars(axis: Axes, cells: Sequence[Cell], groups: str, shown: Quantity) -> No
 
 
 def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Quantity) -> list[Path]:
-    """Draw a quantity over the labels of ``along``: a line for each case, the ceiling in black. Returns the files.
+    """Draw a quantity over the labels of ``along``: a line for each case, and the ceiling in black. Return the files.
 
-    Both ends are to be read: the greatest and the least differ by a factor of a hundred, so that the scale is of logs.
+    The scale is logarithmic, because the greatest and the least value differ by a factor of a hundred.
     """
     figure, (axis,) = _figure([""], title, ALONE)
     places = labels(cells, along)

@@ -16,8 +16,8 @@ from experiments.run import judge
 from thalweg.report.text import commit_words
 
 COLUMNS: Final = ("FedComm's s", "measured s", "bound s", "resent", "wire/update")
-# Of goodput: the number of a cell, the factor that it is written with, and the column's name; and what only means
-# something among several flows.
+# The columns of tables on goodput: the key of a cell's number, the factor, and the heading; then the columns that have
+# a meaning only if there are several flows.
 RATES: Final = (
     ("goodput", 1e-6, "Mbit/s"),
     ("share", 100.0, "% of the ceiling"),
@@ -66,7 +66,7 @@ AGGREGATION: Final = (
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
 # A generated table, with the marks around it.
 MADE: Final = r"<!-- (measured|simulated) (\w+) -->.*?<!-- end of \2 -->"
-# Marks results of code that is in no commit, or whose commit is unknown.
+# The mark of results whose code is in no commit, or in an unknown one.
 MARK: Final = "\u2020"
 
 
@@ -89,7 +89,7 @@ def filled(text: str, study: str) -> str:
 
 
 def tables(name: str) -> str:
-    """Return the numbers and the verdicts of an experiment as Markdown, or that it has not been run."""
+    """Return the numbers and the verdicts of an experiment as Markdown, or a sentence that it has not been run."""
     file = ROOT / name / measured.FILE
     if name not in names() or not file.is_file():
         return "Not run yet."

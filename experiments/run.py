@@ -20,7 +20,7 @@ from thalweg.bench.values import Outcome
 from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
-# The file in a bench's folder with the commit of the code that began it.
+# The file in a bench's folder that names the commit of the code that began the bench.
 ORIGIN: Final = "origin.json"
 # For each quantity, the function that reads further numbers from the runs' records.
 _MORE: Final[Mapping[str, Callable[[Iterable[Outcome], Path], dict[int, measured.Table]]]] = {
@@ -47,11 +47,11 @@ def run(
     *,
     repetitions: int | None = None,
 ) -> list[Judged]:
-    """Run the experiment ``name``. Runs that the same code has done in ``out`` before are not repeated.
+    """Run the experiment ``name``. Runs in ``out`` that the same code has completed before are not repeated.
 
-    ``repetitions``: how often each cell is run, if not as often as the plan says.
-    At the scale whose results are kept, numbers and figures go to the experiment's own folder; modes that were not run
-    now keep theirs. Returns the paper's claims, each with its answer. Raises PlanError, RecordError.
+    ``repetitions`` replaces the plan's number of runs of each cell. At the scale whose results are kept, numbers and
+    figures are written to the experiment's own folder, and modes that were not run now keep theirs. Returns the paper's
+    claims, each with its verdicts. Raises PlanError, RecordError.
     """
     experiment = Experiment.load(name)
     here = out / name / scale
@@ -84,7 +84,7 @@ def _bench(
 
 
 def folder_for(place: Path, plan: BenchPlan, origin: Mapping[str, Any]) -> Folder:
-    """Return the folder of a bench that the same code has begun, with any number of repetitions, or a new one."""
+    """Return the folder of a bench that the same code has begun (with any number of repetitions), or a new folder."""
     for path in sorted(place.glob("*/"), reverse=True):
         folder, noted = Folder(path), path / ORIGIN
         same = folder.is_bench and noted.is_file() and json.loads(noted.read_text()) == dict(origin)

@@ -35,7 +35,8 @@ LOOK: Final = 0.02
 # A rate above that of any link here, so that only congestion control limits a rival.
 UNPACED: Final = 10**9
 COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--oneline", "state", "established")
-# Shares of all acknowledged bytes: below the first a connection is being set up, above the second it is closing.
+# Shares of all acknowledged bytes. Below the first one a connection is still being set up, above the second one it is
+# closing.
 BEGUN: Final = 0.005
 ENDED: Final = 0.999
 # Maximum number of points of a timeline. A timeline with more points is thinned out.
@@ -68,7 +69,7 @@ def watched(rivals: int) -> Execute:
 
 
 class Watch:
-    """Looks at the senders of the one run that this process has under way."""
+    """Samples the senders of the run that this process is running."""
 
     def __init__(self, rivals: int) -> None:
         """Prepare to watch the runs of plans; nothing is started yet."""
@@ -80,7 +81,7 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Look for the run's lab, and at its senders from then on."""
+        """Wait for the run's lab, and sample its senders from then on."""
         self._thread.start()
 
     def stop(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def parsed(text: str) -> dict[str, Socket]:
-    """Return the numbers of ``ss`` for each socket, by local port: counts of packets, or bytes as ``snd_wnd``."""
+    """Return the numbers that ``ss`` prints for each socket, by local port: in packets, but ``snd_wnd`` in bytes."""
     found = {}
     for line in text.splitlines():
         ends = _ENDS.search(line)
@@ -154,8 +155,9 @@ def parsed(text: str) -> dict[str, Socket]:
 def of_file(file: Path) -> dict[str, Any]:
     """Return the ``timeline`` of a run's update, and its rivals' goodput in bits a second by name.
 
-    A timeline has lists: ``seconds`` since the update began, ``cwnd``, ``in_flight``, ``window`` (the receiver's) in
-    packets, ``repeats`` so far. Empty if the update was over between two samples.
+    A timeline has lists of equal length: ``seconds`` since the update began; ``cwnd``, ``in_flight`` and the receiver's
+    ``window`` in packets; and ``repeats``, the retransmissions so far. It is empty if the whole update fell between two
+    samples.
     """
     content = json.loads(file.read_text())
     rivals = [str(port) for port in content["rivals"]]
@@ -173,7 +175,7 @@ def of_file(file: Path) -> dict[str, Any]:
 
 
 def while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tuple[float, Socket, dict[str, Socket]]]:
-    """Return time, the update's socket and all sockets, from before the update's first byte to after its last."""
+    """Return samples (time, the update's socket, all sockets) from before the update's first byte to after its last."""
     samples = list(samples)
     acked: dict[str, int] = {}
     for sample in samples:
@@ -192,7 +194,7 @@ def while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tupl
 
 
 def timeline(rows: Sequence[tuple[float, Socket]]) -> dict[str, list[float]]:
-    """Return the lists of a timeline. In flight is what the kernel takes for it (tcp_packets_in_flight)."""
+    """Return the lists of a timeline. ``in_flight`` is computed like the kernel's tcp_packets_in_flight()."""
     rows = rows[:: -(-len(rows) // POINTS)]
     flying = [one.get("unacked", 0) - one.get("sacked", 0) - one.get("lost", 0) + one["again"] for _, one in rows]
     return {

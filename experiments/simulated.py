@@ -1,8 +1,8 @@
 """Experiments in virtual time: ``python -m experiments.simulated lifl/fig08``.
 
-``simulated.toml`` of a figure says what is simulated: a plan, numbers of updates, sizes, systems as keys of [tree], and
-the paper's numbers. The outcome goes to ``simulated.json`` beside it. Costs are the simulator's, and nothing is
-measured; whether live runs of the study were met, ``why_not`` says.
+``simulated.toml`` of a figure says what is simulated: a plan, numbers of updates, their sizes, the systems as keys of
+[tree], and the paper's numbers. The results are written to ``simulated.json`` beside it. Costs are the simulator's own,
+and nothing is measured. ``why_not`` checks whether the simulator agrees with the study's live runs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from thalweg.errors import ThalwegError
 from thalweg.plan import Plan, read
 from thalweg.report.replay import MARGIN
 
-# Notes on simulated times: if live runs of the study confirm them, and if they do not.
+# The note on simulated times if live runs of the study confirm them, and the note if they do not.
 ACCEPTED: Final = "simulated, and accepted: live runs of each system were met within 15 %"
 CAVEAT: Final = "simulated, and not accepted: {why}"
 OUTCOME: Final = "simulated.json"
 REACHED: Final = {True: "yes", False: "no", None: "not judged"}
 KEPT: Final = ("completion_seconds", "nodes_used", "aggregators_created", "reused", "bytes_between")
-# Of rounds that clients come to over time, also how long they come, how long workers existed, and what lay in memory.
+# Further numbers of rounds in which clients' updates arrive over time: how long they arrive, how long workers existed,
+# and how many bytes lay in memory.
 SPREAD: Final = (*KEPT, "arrival_seconds", "worker_seconds", "peak_bytes")
 
 
 class Ratio(BaseModel):
-    """A claim of the paper: how many times a number of one system, as its completion time, is another's."""
+    """A claim of the paper: the ratio of two systems' numbers, such as their completion times."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +63,7 @@ class Simulated(BaseModel):
 
 
 def load(folder: Path) -> Simulated:
-    """Return what a figure's folder says. Raises ThalwegError if there is none."""
+    """Return the simulation that a figure's folder describes. Raises ThalwegError if it describes none."""
     return Simulated.model_validate(read(folder / "simulated.toml"))
 
 
@@ -90,7 +91,7 @@ def _one(figure: Simulated, size: str, name: str, updates: int) -> dict[str, Any
 
 
 def verdicts(figure: Simulated, found: list[dict[str, Any]], *, accepted: bool) -> list[dict[str, Any]]:
-    """Put the paper's numbers beside the simulated ones; ``verdict`` is null of a simulation that is not accepted."""
+    """Compare the paper's numbers with the simulated ones. ``verdict`` is null if the simulation is not accepted."""
     by = {(row["size"], row["system"], row["updates"]): row for row in found}
 
     def number(one: Ratio, size: str, system: str) -> float:
@@ -116,10 +117,10 @@ def verdicts(figure: Simulated, found: list[dict[str, Any]], *, accepted: bool) 
 
 
 def why_not(figure: Simulated, study: Path) -> str | None:
-    """Say why the simulated times are not accepted; None if they are.
+    """Return why the simulated times are not accepted; None if they are.
 
-    Accepted they are if the study's kept live runs have one of each system, on as many nodes as the figure has or more,
-    and the simulator met the completion times of all of them.
+    They are accepted if the study has a live run of each system, on at least as many nodes as in the figure, and the
+    simulator's completion times agree with those of all these runs.
     """
     cells = [
         cell.numbers
@@ -141,7 +142,7 @@ def why_not(figure: Simulated, study: Path) -> str | None:
 
 
 def table(found: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | None) -> str:
-    """Return both as Markdown."""
+    """Return the simulated numbers and the claims as Markdown."""
     lines = [
         "| size | system | updates | completion s | CPU s | aggregators | nodes |",
         "|---|---|---|---|---|---|---|",
@@ -155,7 +156,7 @@ def table(found: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | 
 
 
 def claims_table(judged: list[dict[str, Any]], why: str | None) -> str:
-    """Return the claims as Markdown, with whether the simulation is accepted. One that is not answers nothing."""
+    """Return the claims as Markdown, and whether the simulation is accepted. If it is not, claims have no verdict."""
     lines = ["| claim | paper | simulated | reached |", "|---|---|---|---|"]
     lines += [
         f"| {one['claim']} | {one['paper']:g} | {one['ours']:.3g} | {REACHED[one['verdict']]} |" for one in judged
@@ -164,13 +165,13 @@ def claims_table(judged: list[dict[str, Any]], why: str | None) -> str:
 
 
 def of_file(folder: Path) -> str:
-    """Return the claims that a figure's ``simulated.json`` has, as Markdown."""
+    """Return the claims in a figure's ``simulated.json`` as Markdown."""
     found = json.loads((folder / OUTCOME).read_text())
     return claims_table(found["claims"], found["why"])
 
 
 def main() -> int:
-    """Simulate a figure, write what came of it, and print it."""
+    """Simulate a figure, and write and print the result."""
     parser = argparse.ArgumentParser(prog="python -m experiments.simulated", description=__doc__)
     parser.add_argument("name", help="as lifl/fig08")
     folder = ROOT / parser.parse_args().name
