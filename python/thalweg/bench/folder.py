@@ -1,11 +1,14 @@
 """A bench's folder: its plan, the outcome of each run, and the records.
 
 ================================  ==============================================================================
-``bench.toml``                    the bench plan ``cells/NUMBER.REPETITION.toml``  the plan of a run
-``cells/NUMBER.REPETITION.log``   the output of the run ``cells/NUMBER.REPETITION.json``  the outcome and the numbers of
-a run that has ended, and so is not run again ``records/NUMBER.REPETITION``     its record ``bench.json``, ``bench.csv``
-the results ``report.html``                   the page of all records ================================
-==============================================================================
+``bench.toml``                    the bench plan
+``cells/NUMBER.REPETITION.toml``  the plan of a run
+``cells/NUMBER.REPETITION.log``   the output of the run
+``cells/NUMBER.REPETITION.json``  the outcome and the numbers of a run that has ended, and so is not repeated
+``records/NUMBER.REPETITION``     the record of the run
+``bench.json``, ``bench.csv``     the results
+``report.html``                   the page of all records
+================================  ==============================================================================
 """
 
 from __future__ import annotations

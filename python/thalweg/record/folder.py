@@ -1,19 +1,25 @@
 """A run's record: the folder with its plan, results and log.
 
 ==========================  ====================================================================================
-``plan.toml``               the plan as run, defaults and command line included ``manifest.json``           commit,
-versions, kernel, congestion control, machine, seed, begin, end, status ``journal.jsonl``           a line a round,
-synced to disk before the next round; the tables are made from it ``rounds.parquet``          a row a round
-``transfers.parquet``       a row a round, client and direction ``losses.parquet``          a row a round, client,
-direction and tensor of which bytes were missing ``participants.parquet``    a row a round and client
-``iterations.parquet``      of a job on a graph, instead of these three: a row an iteration and node
-``exchanges.parquet``       likewise: a row an iteration, node and neighbour ``evaluations.parquet``     likewise: a row
-an evaluation of a node's model ``parties.parquet``         a row a party ``links.parquet``           a row a direction
-of an emulated link, if there was a network ``queues.parquet``          its queues over time; while the run goes on
-``queues.jsonl`` ``log.txt``                 events, each with its time ``checkpoint.safetensors``  the global model of
-the last checkpoint, unless the plan names another place ``nodes/``                  of a job on a graph, instead of
-this: the nodes' models (``thalweg.record.of_nodes``) ==========================
-====================================================================================
+``plan.toml``               the plan as run, defaults and command line included
+``manifest.json``           commit, versions, kernel, congestion control, machine, seed, begin, end, status
+``journal.jsonl``           a line a round, synced to disk before the next round; the tables are made from it
+``rounds.parquet``          a row a round
+``transfers.parquet``       a row a round, client and direction
+``losses.parquet``          a row a round, client, direction and tensor of which bytes were missing
+``participants.parquet``    a row a round and client
+``iterations.parquet``      a row an iteration and node; a job on a graph has it instead of the four tables
+                            above
+``exchanges.parquet``       a row an iteration, node and neighbour of a job on a graph
+``evaluations.parquet``     a row an evaluation of a node's model of a job on a graph
+``parties.parquet``         a row a party
+``links.parquet``           a row a direction of an emulated link, if there was a network
+``queues.parquet``          the links' queues over time; ``queues.jsonl`` while the run goes on
+``log.txt``                 events, each with its time
+``checkpoint.safetensors``  the global model of the last checkpoint, unless the plan names another place
+``nodes/``                  the nodes' models (``thalweg.record.of_nodes``); a job on a graph has it instead of
+                            the checkpoint
+==========================  ====================================================================================
 """
 
 from __future__ import annotations
