@@ -31,7 +31,7 @@ class ThalwegError(Exception):
     retry: bool = False
 
     def __init__(self, cause: str, hint: str) -> None:
-        # Both go to Exception.args, so that the error can be pickled and sent back from another process.
+        # Exception.args gets both, so that the error can be pickled and sent from another process.
         super().__init__(cause, hint)
         self.cause = cause
         self.hint = hint
@@ -136,6 +136,6 @@ def _unstopped(sentence: str) -> str:
 def leaving(error: BaseException | None) -> AbstractContextManager[None]:
     """Return the context for closing an object of the core.
 
-    If ``error`` is not None, it suppresses errors of the core.
+    If ``error`` is not None, the context suppresses errors of the core, so that they do not replace it.
     """
     return nullcontext() if error is None else suppress(CoreError)

@@ -103,4 +103,4 @@ class _Logged:
         _log.info("%s", (iteration_line if "nodes" in entry else round_line)(entry, self._total))
 
     def close(self) -> None:
-        """There is no terminal to leave."""
+        """Do nothing, as there is no terminal to restore."""

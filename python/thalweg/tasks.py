@@ -29,7 +29,8 @@ _log = logging.getLogger("thalweg")
 OWN: Final = "thalweg"
 # Start of the reason if a result's head is not JSON within the limits.
 UNREADABLE: Final = "its head cannot be read"
-# Called with the member's name, the head and the weight of a result. Returns why it refuses the result, or None.
+# A function that accepts or refuses a result, from the member's name, the head and the weight. It returns the reason
+# for a refusal, else None.
 Judge = Callable[[str, Any, float], str | None]
 
 
@@ -187,7 +188,7 @@ class TaskServer:
 
     @classmethod
     def over(cls, core: _core.TaskServer) -> TaskServer:
-        """Return a server around one of the core that listens already.
+        """Return a server that uses a core's server which listens already.
 
         Runs create theirs with the options of a plan.
         """
@@ -387,7 +388,7 @@ class TaskClient:
 
     @classmethod
     def over(cls, core: _core.TaskClient, name: str) -> TaskClient:
-        """Return a member around one of the core that has begun to connect.
+        """Return a member that uses a core's member which has begun to connect.
 
         Runs create theirs with the options of a plan.
         """

@@ -1,4 +1,4 @@
-"""Messages to and from the core and the package's own processes: JSON on the way, typed values at both ends.
+"""Messages to and from the core and the package's own processes: JSON on the wire, typed values at both ends.
 
 ``thalweg.bounded_json`` reads JSON of peers and records, ``thalweg.ui.strict_json`` writes it for users and records.
 """
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Value = TypeVar("Value")
-# A message's fields by name, where only the core or a user's app knows which there are.
+# The fields of a message by name, for messages whose fields only the core or the user's app knows.
 Table: TypeAlias = Mapping[str, object]
-# One for each kind of message: making one takes about a millisecond.
+# A parser for each kind of message. Making one takes about a millisecond, so it is kept.
 _ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
 
 
@@ -35,7 +35,7 @@ def decode(kind: type[Value], text: str | bytes) -> Value:
 
 
 def made(kind: type[Value], table: object) -> Value:
-    """Return the value that a table stands for. Raises ValueError, as ``decode``."""
+    """Return the value of this kind whose fields a table has. Raises ValueError, as ``decode`` does."""
     value: Value = _adapter(kind).validate_python(table)
     return value
 
@@ -68,7 +68,7 @@ def part(table: Table, key: str) -> Table:
 
 
 def values_of(value: object) -> Any:
-    """Return a message in JSON's own values: what ``plain`` reads from its text."""
+    """Return a message as JSON's own values, the same that ``plain`` would read from its text."""
     if isinstance(value, Mapping):
         return {key: values_of(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -87,7 +87,7 @@ def sparse(value: Any) -> dict[str, object]:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
-        # Imported here, because processes that only start a program read no typed message, and it takes 0.3 s.
+        # Imported here, because it takes 0.3 s, and processes that only start a program never read a typed message.
         from pydantic import TypeAdapter
 
         adapter = _ADAPTERS[kind] = TypeAdapter(kind)

@@ -38,7 +38,8 @@ __all__ = ["Question", "advise", "bench_plan"]
 
 ROUNDS: Final = 3
 CLIENTS: Final = 4
-# Above this loss rate unifl with Cubic clients was far slower than ltp, in single runs that no data set contains.
+# Above this loss rate, unifl with Cubic clients was far slower than ltp. This comes from single runs that are not
+# published.
 MUCH_LOSS: Final = 0.05
 NO_REASON: Final = "its record does not say why"
 
@@ -130,7 +131,7 @@ def _apart(wanted: Condition, group: Group, question: Question) -> list[Differen
 
 
 def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float, int]:
-    """Return the sort key of a group: not far off, with a comparison, the nearest, with the most runs."""
+    """Return a group's sort key: first groups that are not far off, then those with a comparison, then near ones."""
     away = distance(apart)
     return away > FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
 
@@ -216,9 +217,9 @@ def _condition(group: Group, away: float) -> MeasuredCondition:
 
 
 def _cost(wanted: Plan, group: Group, judged: Verdict) -> Cost:
-    """Return the cost of more runs: of those that the verdict needs, and of a whole bench of the question.
+    """Return the cost of further runs: of the runs that the verdict needs, and of a whole bench of the question.
 
-    A run of the bench takes the minimum of its network, and the mean time that the measured runs took beyond that.
+    A run of the bench is expected to take its network's minimum, plus the mean excess of the measured runs over theirs.
     """
     more, seconds = 0, 0.0
     beyond: list[float] = []

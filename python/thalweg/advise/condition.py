@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
-# Below these values, delays and losses hardly distinguish networks.
+# Delays and losses below these values count as equal to them, because they hardly distinguish networks.
 LEAST_DELAY: Final = 0.001
 LEAST_LOSS: Final = 0.001
-# Distances, in doublings, that stand for differences without a size.
+# Distances, in doublings, for differences that have no size, such as another kind of emulation.
 NO_LIMIT: Final = 10.0
 OTHER_STRESS: Final = 3.0
 OTHER_TOPOLOGY: Final = 2.0

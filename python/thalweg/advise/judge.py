@@ -1,4 +1,4 @@
-"""Finds which transport has the least of any value of a run, with the same statistics as verdicts."""
+"""Finds the transport for which some value of a run is least, with the same statistics as verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``advise`` answers, as values. ``--json`` prints their fields under the same names; docs/reference/json.md."""
+"""The answer of ``advise`` as values. ``--json`` prints their fields by the same names (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class MeasuredCondition:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How many more runs, and how long they take; None if that is not known."""
+    """A number of further runs, and how long they take; None if that is not known."""
 
     runs: int
     seconds: float | None
@@ -110,7 +110,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of measuring more: ``again`` what was measured, or exactly ``as_asked``."""
+    """The cost of more runs: of the measured condition (``again``), or of the condition in question (``as_asked``)."""
 
     again: Runs
     as_asked: Runs

@@ -1,11 +1,11 @@
-"""CHOCO-SGD: nodes of a graph exchange rounded differences, and lose nothing by rounding.
+"""CHOCO-SGD: nodes of a graph exchange rounded differences of models, in a way that makes up for rounding errors later.
 
-Node i has its model x_i, y_i, which is what its neighbours know of x_i, and s_i, the sum of w_ij y_j. It trains x_i and
-sends q_i = C(x_i - y_i), where C rounds. An exchange gives it the sum of w_ij q_j, its own q_i included. Then y_i gains
-q_i, s_i that sum, and x_i gains gamma (s_i - y_i). All models begin alike, so y and s begin as that model; in a resumed
-job they begin as 0. With gamma = 1 it is DCD-PSGD (Tang et al. 2018).
+Node i has its model x_i, the replica y_i that its neighbours have of x_i, and s_i, the sum of w_ij y_j. It trains x_i
+and sends q_i = C(x_i - y_i), where C rounds. The exchange gives it the sum of w_ij q_j, its own q_i included. Then q_i
+is added to y_i, the sum to s_i, and gamma (s_i - y_i) to x_i. All nodes begin with the same model, which is then also
+the first y and s; in a resumed job y and s begin as 0. With gamma = 1 it is DCD-PSGD (Tang et al. 2018).
 
-An error of s_i - y_i moves x_i in every iteration that follows, so y and s have float64 values.
+An error of s_i - y_i would move x_i in every later iteration, so y and s have float64 values.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ MEANING: Final = (
     "`layers.compress`; what rounding leaves out is sent later"
 )
 SOURCE: Final = "Koloskova, Stich and Jaggi 2019, algorithm 2; with gamma = 1 Tang et al. 2018 (DCD-PSGD)"
-# By format of layers.compress: by how much C changes a vector, as a fraction of its norm. f16: at most. int8: normally
-# distributed values by a 70th or less, for the largest of 256 is about three deviations and steps are a 64th of it at
-# most; where single values stand out, up to eight times as much.
+# For each format of layers.compress: by which fraction of its norm C changes a vector. For f16 it is an upper bound.
+# For int8 it holds for normally distributed values: the largest of 256 values is about three standard deviations, and a
+# step is at most a 64th of it, which gives a 70th or less. If single values stand out, it may be up to eight times as
+# much.
 ERRORS: Final[Mapping[str | None, float]] = {None: 0.0, "f16": 2.0**-11, "int8": 1 / 64}
 
 
 def step_size(schedule: Schedule, compression: str | None) -> float:
-    """Return gamma for a graph that does not change, from its spectral gap and what rounding may change.
+    """Return gamma for a graph that does not change, from its spectral gap and the error of rounding.
 
-    Let a be the rounding's error (``ERRORS``), g the gap, m the norm of 1 - W, u the distance of the models from their
-    mean, and v that of models from what is known of them. In one exchange u becomes at most (1 - gamma g) u + gamma m a
-    v, and v at most gamma m u + a (1 + gamma m) v. Both fall if gamma < g (1 - a) / (a m (m + g)). Half of that is
-    taken, at most 1.
+    Let a be the rounding error (``ERRORS``), g the spectral gap, m the norm of 1 - W, u the distance of the models from
+    their mean, and v the distance of the models from their replicas. One exchange changes u to at most (1 - gamma g) u
+    + gamma m a v, and v to at most gamma m u + a (1 + gamma m) v. Both shrink if gamma < g (1 - a) / (a m (m + g)). The
+    result is half of that limit, and at most 1.
     """
     import numpy as np
 
@@ -57,11 +58,11 @@ def step_size(schedule: Schedule, compression: str | None) -> float:
 class Replicas:
     """What a node keeps for CHOCO-SGD beside its model: the trained model, and two of twice its size.
 
-    They are of its float32 values alone; others are averaged, as with D-PSGD.
+    They have only the model's float32 values. Other values are averaged, as with D-PSGD.
     """
 
     def __init__(self, arena: _core.Arena, gamma: float, compression: str | None, *, alike: bool = True) -> None:
-        """Begin with the model in the arena, which must be that of all nodes; with 0 if models are not ``alike``."""
+        """Begin with the model in the arena, which all nodes must have; if models are not ``alike``, begin with 0."""
         import numpy as np
 
         self._arena, self.gamma, self._compression = arena, gamma, compression
@@ -91,7 +92,7 @@ class Replicas:
     def after(self, missing: Sequence[str], *, fresh: bool) -> None:
         """Put the next model into the arena, in the place of the weighted sum of differences.
 
-        Raises RoundError if one of these is missing: what a neighbour knows would be wrong from then on.
+        Raises RoundError if a difference is missing, because the replicas would differ from then on.
         """
         import numpy as np
 

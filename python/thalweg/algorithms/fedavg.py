@@ -17,7 +17,7 @@ T = TypeVar("T")
 def rounds(step: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
     """Run a round for each number, one after the other.
 
-    The core does a round: it sends the model, receives updates and takes their mean.
+    A round is done by the core: it sends the model, receives updates and takes their mean.
     """
     for number in numbers:
         yield step(number)

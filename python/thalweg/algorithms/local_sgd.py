@@ -1,6 +1,6 @@
 """Local training and evaluation of a classifier or language model (FedAvg's client step, FedComm section IV.A).
 
-Parameters and buffers are changed in place and never replaced: they may be views of a buffer that is sent as it is.
+Parameters and buffers are changed in place and never replaced, because they may be views of the arena that is sent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from thalweg.data.text import Text
 from thalweg.data.transform import batch
 from thalweg.errors import DataError
 
-# The batch size that FedComm evaluates with. A CPU is slower with larger batches, because their activations do not fit
-# its cache: with a batch size of 500 the evaluation takes twice as long.
+# FedComm's batch size for evaluation. On a CPU the activations of larger batches do not fit the cache: a batch size of
+# 500 takes twice as long.
 EVALUATION_BATCH: Final = 100
 
 
@@ -30,7 +30,7 @@ EVALUATION_BATCH: Final = 100
 class LocalSGD:
     """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout.
 
-    It trains on ``steps`` batches if that is given, with as many passes over the data as that takes, else in ``epochs``
+    With ``steps`` it trains on that many batches, in as many passes over the data as necessary; else in ``epochs``
     passes.
     """
 
@@ -73,9 +73,9 @@ class MomentumSGD:
 def train(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[int, dict[str, float]]:
     """Train ``model`` on ``data`` and return (samples in ``data``, metrics).
 
-    The optimiser, with its momentum, starts afresh. Metrics are means over all samples trained on, of text over all
-    tokens, each taken before the step its batch caused: ``loss`` (cross-entropy) and ``train_accuracy`` (0..1).
-    Raises DataError if ``data`` is smaller than the smallest batch the model can train on.
+    The momentum of the optimiser begins at 0. The metrics are ``loss`` (cross-entropy) and ``train_accuracy`` (0..1):
+    means over all samples trained on (for text over all tokens), where each batch is measured before its step. Raises
+    DataError if ``data`` is smaller than the smallest batch the model can train on.
     """
     if len(data) < max(settings.minimum_batch, 1):
         raise DataError(
@@ -101,7 +101,7 @@ def train(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[i
 def evaluate(model: nn.Module, data: Dataset | Text) -> dict[str, float]:
     """Return ``accuracy`` (0..1) and ``loss`` (mean cross-entropy) on ``data``, neither augmented nor shuffled.
 
-    Of text both are means over tokens. The model is left in the mode, training or evaluation, in which it came.
+    For text both are means over tokens. Afterwards the model is in the same mode (training or evaluation) as before.
     Raises DataError if ``data`` is empty.
     """
     if len(data) == 0:
@@ -121,7 +121,7 @@ def evaluate(model: nn.Module, data: Dataset | Text) -> dict[str, float]:
 
 
 def _all_batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield the batches of a round: those of all epochs, or the first ``steps`` of as many epochs as that takes."""
+    """Yield the batches of a round: those of all ``epochs``, or ``steps`` batches from as many epochs as necessary."""
     epochs = range(settings.epochs) if settings.steps is None else count()
     yield from islice((chosen for _ in epochs for chosen in _batches(samples, settings, generator)), settings.steps)
 
@@ -146,7 +146,7 @@ def _step(model: nn.Module, optimiser: MomentumSGD, inputs: Tensor, labels: Tens
 
 
 def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a row of logits for each label; models of transformers return them as a part of something larger."""
+    """Return a row of logits for each label. Models of ``transformers`` return an object with the logits in it."""
     output = model(inputs)
     logits: Tensor = getattr(output, "logits", output)
     return logits.flatten(0, -2)

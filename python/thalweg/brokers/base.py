@@ -40,7 +40,7 @@ ANSWER_SECONDS: Final = 5.0
 MOST_TRIES: Final = 5
 # Maximum number of times that a run starts its broker again after it has died.
 MOST_RESTARTS: Final = 3
-# Lines of the log that are kept, and how many of them an error quotes.
+# How many lines of the log are kept, and how many of them an error quotes.
 KEPT_LINES: Final = 50
 LAST_LINES: Final = 3
 LONGEST_LINE: Final = 1 << 12
@@ -167,9 +167,9 @@ class Sign:
 
 @dataclass(frozen=True)
 class _Message(Usage):
-    """A message of the supervisor: it has started the broker (its process id), could not, or has ended (exit code).
+    """A message of the supervisor: the broker was started (process id), could not be started, or has ended (exit code).
 
-    ``use`` answers a request; the message about the end has the same values itself.
+    ``use`` is the answer to a request. The message about the broker's end contains the same values.
     """
 
     started: int | None = None
@@ -179,7 +179,7 @@ class _Message(Usage):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> _Message:
-        """Return the message that a table stands for. Raises TypeError for unknown fields."""
+        """Return the message whose fields a table has. Raises TypeError for unknown fields."""
         use = table.get("use")
         return cls(**{**table, "use": None if use is None else Usage(**use)})
 

@@ -32,7 +32,7 @@ MEMORY_SHARE: Final = 0.4
 FREE_DISK_BYTES: Final = 64 << 20
 # A queue holds ``queue_bytes`` for each of this many clients, because the updates of all clients wait in one queue.
 QUEUES: Final = 4
-# The shell starts epmd and becomes the node by exec. So epmd is the node's child.
+# The shell starts epmd and then becomes the node by exec, so epmd is a child of the node.
 START: Final = '"$@" & exec "$THALWEG_NODE"'
 _READY: Final = re.compile(r"Server startup complete")
 # ``nodistribution``: another program has taken epmd's port.

@@ -36,8 +36,8 @@ LOOK_SECONDS: Final = 1.0
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# Fields of /proc/PID/stat after the name: the parent's id; CPU time in user space and in the kernel, of the process and
-# of its reaped children.
+# Indices of fields of /proc/PID/stat after the name: the parent's id, and the CPU times of the process and of its
+# reaped children, in user space and in the kernel (proc_pid_stat(5)).
 _PARENT: Final = 1
 _TIMES: Final = slice(11, 15)
 
@@ -110,7 +110,7 @@ class Supervisor:
             send({"use": self.used})
 
     def _measure(self) -> None:
-        """Measure the broker's processes. The maximum is kept, since the sum falls when one of them ends."""
+        """Measure the broker's processes. Keep the maximum, because the sum falls when one of the processes ends."""
         cpu, peak = 0.0, 0
         for pid in descendants(os.getpid()):
             cpu += cpu_of(pid)

@@ -31,7 +31,7 @@ __all__ = [
 
 CLASSES = 10
 
-# Name in a plan -> module with `load(root: Path | None)` that returns a Split, or a TextSplit for one of TEXTS.
+# Name of a data set in a plan -> the module whose `load(root: Path | None)` returns a Split, or for TEXTS a TextSplit.
 DATASETS: dict[str, str] = {
     "digits": "digits",
     "mnist": "mnist",
@@ -76,8 +76,8 @@ def load_any(name: str, *, root: Path | None = None) -> Split | TextSplit:
 
     ``root`` is the folder (or, for cifar10, the archive) with the files; without it the environment variable
     ``THALWEG_DATA`` is tried, then the folder where the operating system installs the data set. ``digits`` and
-    ``mnist`` ship inside Python packages, ``english`` with Python, and look at neither. Raises DataError if files are
-    missing or damaged.
+    ``mnist`` are parts of Python packages and ``english`` is a part of Python, so they ignore ``root``. Raises
+    DataError if files are missing or damaged.
     """
     module = import_module(f"thalweg.data.{DATASETS[find(name)]}")
     return cast("Split | TextSplit", module.load(root))

@@ -56,7 +56,7 @@ def read_python_batch(content: bytes, where: str) -> tuple[Images, Labels]:
 
 
 class _ByteDtype:
-    """Stands for numpy.dtype('uint8'). Its state, byte order and alignment, does not matter for single bytes."""
+    """Stands for numpy.dtype('uint8'). Its state (byte order and alignment) does not matter for single bytes."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """English prose that ships with Python: the texts behind ``help("topics")``, its language reference (PSF-2.0).
 
-It has about half a megabyte. Each release of Python has another edition, so all parties should run the same release.
+It has about half a megabyte. The text differs between releases of Python, so all parties should run the same release.
 """
 
 from __future__ import annotations

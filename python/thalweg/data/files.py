@@ -21,7 +21,7 @@ ENVIRONMENT: Final = "THALWEG_DATA"
 def places(name: str, root: Path | None, system: Sequence[Path] = ()) -> list[Path]:
     """Return the existing places to look for data set ``name``, best first.
 
-    With ``root``: ``root`` and ``root/name``. Else: ``$THALWEG_DATA/name``, ``$THALWEG_DATA``, then those of
+    With ``root``: ``root`` and ``root/name``. Else: ``$THALWEG_DATA/name``, ``$THALWEG_DATA``, then the folders
     ``system``. Raises DataError if none exists.
     """
     if root is not None:

@@ -60,8 +60,8 @@ def partition(labels: Indices, clients: int, spec: str, seed: int) -> list[Indic
     - ``kshard:N``: samples sorted by label are cut into clients * N shards, whose sizes differ by at most one. Each
       client gets N of them at random.
     - ``dirichlet:A``: each class is divided in proportions drawn from a symmetric Dirichlet distribution. Small A
-      means few classes for each client. Then each client without samples gets one: the first sample of the client that
-      has the most at that time, or of the first such client.
+      means few classes for each client. Then each client without samples gets one sample: the first sample of the
+      client that has the most at that time (of the first such client, if there are several).
 
     Raises PlanError if the spec is unknown or there are too few samples for every client to have one.
     """

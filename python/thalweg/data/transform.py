@@ -19,7 +19,7 @@ PADDING: Final = 4
 
 
 def batch(data: Dataset | Text, chosen: Labels | slice, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of the samples ``chosen``.
+    """Return the inputs and targets of the samples whose indices are ``chosen``.
 
     For images: the result of ``prepare``, and labels int64 (batch,). For text: tokens, and for each token the next one,
     both int64 (batch, window).
@@ -55,7 +55,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, flip: bool) -> 
         mirrored = torch.rand(count, 1, generator=generator) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
     padded = pad(images, (PADDING,) * 4)
-    # NumPy's rule for index arrays on both sides of a slice: the indexed axes come first, here (batch, height, width).
+    # If index arrays stand on both sides of a slice, NumPy puts the indexed axes first: here (batch, height, width).
     picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2)
 

@@ -69,7 +69,7 @@ class Tcp:
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """What the core has measured: bytes a second of one stream, and seconds of a control message there and back."""
+    """The core's measurements: bytes a second of one stream, and the round trip of a control message in seconds."""
 
     raw_bytes_per_second: float
     thalweg_bytes_per_second: float
@@ -78,7 +78,7 @@ class _Probed:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a path carries to ``target``: bytes a second, and the seconds of a control message there and back."""
+    """Throughput to ``target`` in bytes a second, and the round trip of a control message in seconds."""
 
     target: str
     raw_bytes_per_second: float
@@ -201,7 +201,7 @@ def _sched_fifo() -> Check:
     found: list[OSError | None] = []
 
     def ask() -> None:
-        # Changes this thread alone, which ends at once.
+        # The call changes only this thread, and the thread ends at once.
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             found.append(None)
@@ -219,7 +219,7 @@ def _netem() -> Check:
     cost = "no emulation by the kernel's own queueing discipline; a relay over TUN can stand in"
     tc, unshare = _which("tc"), _which("unshare")
     if tc is not None and unshare is not None and os.geteuid() == 0:
-        # Runs in a network namespace that ends with the command.
+        # The command runs in a network namespace, which ends with it.
         command = [unshare, "-n", tc, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
         said = done.stderr.strip().splitlines()
@@ -238,7 +238,7 @@ def _ebpf() -> Check:
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.syscall(number, BPF_MAP_GET_NEXT_ID, ctypes.byref(attributes), len(attributes)) != 0
     code = ctypes.get_errno() if failed else 0
-    able = code in (0, errno.ENOENT)  # its absence is a valid answer
+    able = code in (0, errno.ENOENT)  # ENOENT: the call is allowed, and there is no map
     btf = Path("/sys/kernel/btf/vmlinux").exists()
     detail = f"bpf(): {'allowed' if able else os.strerror(code)}, BTF {'yes' if btf else 'no'}"
     return Check("ebpf", able, detail, cost)

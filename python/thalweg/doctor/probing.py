@@ -45,9 +45,9 @@ class ProbeOptions:
 
 
 def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[str], None]) -> Served:
-    """Answer probes at ``url``; beyond this machine only those with a certificate from the pki ``folder``.
+    """Answer probes at ``url``. Peers on other machines must have a certificate from the pki ``folder``.
 
-    Raises LinkError without one there, CoreError if ``url`` cannot be listened at.
+    Raises LinkError if other machines can reach ``url`` and there is no such folder, CoreError if it cannot listen.
     """
     plan = Plan.of({"security": {"clients": "certificate", **({} if folder is None else {"pki": folder})}})
     trust = links.server_trust(plan.security, url)

@@ -1,7 +1,7 @@
 """The models a plan can name.
 
 ``MODELS`` is a table of facts and imports no framework; ``build`` imports PyTorch when it is called.
-``NAME+loraRANK`` is a language model with LoRA adapters (Hu et al. 2021): the adapters alone are trained and travel.
+``NAME+loraRANK`` is a language model with LoRA adapters (Hu et al. 2021); only the adapters are trained and travel.
 ``payload:...`` is not a network: see ``payload.py``.
 """
 
@@ -33,11 +33,12 @@ Reads = Literal["images", "text"]
 class ModelSpec:
     """Facts about a model that are known without building it. Counts are for ten classes and 3x32x32 input.
 
-    ``parameters`` counts trainable values; ``values`` the elements and ``tensors`` the entries of ``state_dict()``,
-    so also running means and variances and the int64 batch counters, and tied tensors once. ``layout_bytes`` is the
-    size of the layout that is sent, gaps between tensors included. ``minimum_batch`` is the smallest batch that
-    training accepts. ``lora`` is, of a model that takes adapters, how many layers have them and how many values
-    those of rank 1 have in a layer. ``rank`` is the adapters' rank: then they alone are trained and sent; 0 without.
+    ``parameters`` counts trainable values. ``values`` counts the elements of ``state_dict()`` and ``tensors`` its
+    entries; both include running means, variances and batch counters, and count tied tensors once. ``layout_bytes`` is
+    the size of the layout that is sent, gaps between tensors included. ``minimum_batch`` is the smallest batch that
+    training accepts. ``lora`` describes the adapters that a model can have: in how many layers, and how many values an
+    adapter of rank 1 has in a layer. ``rank`` is the rank of the adapters, which alone are then trained and sent; 0
+    means no adapters.
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 Both need the extra ``thalweg[lm]``. The network is that of transformers, with the same names of tensors, so that its
 checkpoints can be loaded there. The adapters are peft's. Nothing is downloaded: tokens are the bytes of UTF-8, because
-GPT-2's vocabulary is a file on the network. The sizes of layers do not depend on which of the 50,257 tokens occur.
+GPT-2's vocabulary is a file on the network. The network keeps the vocabulary size of 50,257, so its layers have the
+sizes of GPT-2, although only 256 tokens occur.
 """
 
 from __future__ import annotations

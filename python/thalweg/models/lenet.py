@@ -1,8 +1,8 @@
 """The LeNet with group normalisation of the DecentralizePy-over-UDP report (its experimental setup).
 
-The report's text has the order convolution, pooling, normalisation. Its code has convolution, normalisation, ReLU,
-pooling, and so has this network. The report counts 89,578 parameters, without the 256 of the normalisation; an update
-has all 89,834.
+The report's text names the order convolution, pooling, normalisation. Its code has convolution, normalisation, ReLU,
+pooling, and this network follows the code. The report counts 89,578 parameters, without the 256 of the normalisation;
+an update has all 89,834.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class PayloadSpec:
 def parse(name: str, network_bytes: Callable[[str, Dtype], int | None]) -> PayloadSpec | None:
     """Return the payload called ``name``, or None if it is no payload.
 
-    ``network_bytes`` returns the bytes of an update of a network with values of a type, or None if there is no such
-    network. SIZE must be a positive multiple of a value's bytes, and of 64 if there are several tensors; COUNT is at
-    most 100,000. Raises ModelError.
+    ``network_bytes`` returns the bytes of a network's update from its name and the values' type, or None if there is no
+    such network. SIZE must be a positive multiple of a value's bytes, and of 64 if there are several tensors; COUNT is
+    at most 100,000. Raises ModelError.
     """
     if not name.startswith(PAYLOAD):
         return None
