@@ -1,4 +1,4 @@
-"""Outcomes of rounds for tests, which name only the fields that they are about."""
+"""Makes outcomes of rounds for tests. A test names only the fields that it is about."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _OUTCOME: Mapping[str, Any] = {
 
 
 def transfer_table(**known: Any) -> dict[str, Any]:
-    """A transfer as the core writes it."""
+    """Return a transfer in the form in which the core reports it."""
     return {**_WAY, **known}
 
 
 def outcome_table(**known: Any) -> dict[str, Any]:
-    """A round's outcome as the core writes it; participants and transfers may be given by some of their fields."""
+    """Return an outcome in the form of the core's report. Participants and transfers may have only some fields."""
     table = {**_OUTCOME, **known}
     parts = [{**_PART, **part} for part in table["participants"]]
     return {**table, "participants": parts, "transfers": [transfer_table(**way) for way in table["transfers"]]}
 
 
 def outcome_of(**known: Any) -> Outcome:
-    """A round's outcome; participants and transfers may be given by some of their fields."""
+    """Return a round's outcome. Participants and transfers may have only some of their fields."""
     return wire.made(Outcome, outcome_table(**known))
 
 

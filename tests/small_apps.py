@@ -1,4 +1,4 @@
-"""Small apps for tests: one that works, one that measures, and others whose faults end a job."""
+"""Small apps for tests: one that works, one that reports measurements, and some whose faults end a job."""
 
 from __future__ import annotations
 

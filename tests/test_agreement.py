@@ -16,9 +16,9 @@ from thalweg.sections import toml
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "transports.md"
-# Part of crates/transport itself: the reference that the contract is explained with.
+# `memory` is a part of crates/transport itself: the reference implementation of the contract.
 BUILT_IN = {"memory"}
-# What transports are made of that move messages; not one itself.
+# The crate that transports which move messages are made of. It is no transport itself.
 LIBRARIES = {"messages"}
 
 
@@ -51,7 +51,7 @@ def test_each_folder_is_a_feature_of_the_runtime() -> None:
 
 
 def test_a_build_has_no_baselines_unless_it_says_so() -> None:
-    """Crates that have the feature get it from the runtime, or from another crate that has it."""
+    """Every crate with the feature gets it from the runtime's feature, or from that of another crate."""
     files = ROOT.glob("crates/**/Cargo.toml")
     features = {path.parent.name: toml.loads(path.read_text(), str(path)).get("features", {}) for path in files}
     having = {name: set(each["baselines"]) for name, each in features.items() if "baselines" in each}

@@ -29,7 +29,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 
 
 class Constant:
-    """Trains a model to a constant; refuses to learn in the rounds given."""
+    """Trains a model to a constant; its training raises in some rounds."""
 
     def __init__(self, value: float, samples: int = 1) -> None:
         self.value, self.samples = value, samples
@@ -53,7 +53,7 @@ class Constant:
 
 
 def take_part(server: thalweg.Server, apps: Mapping[str, Any]) -> dict[str, list[ClientRound]]:
-    """Start a client for each app, in threads; the dict fills as they end."""
+    """Start a client for each app, in threads. Each adds its result to the returned dict when it ends."""
     results: dict[str, list[ClientRound]] = {}
 
     def run(name: str, app: Any) -> None:
@@ -84,7 +84,7 @@ def test_the_mean_is_weighted_by_samples() -> None:
 
 
 def test_a_config_cannot_replace_what_thalweg_says_itself() -> None:
-    """The keys are those that clients really get, so that the list of them cannot be stale."""
+    """The test takes the keys that clients really receive, so its list of keys cannot become stale."""
     apps = {"a": Constant(1.0)}
     with thalweg.Server(apps["a"], clients=1) as server:
         take_part(server, apps)
@@ -140,7 +140,7 @@ def test_completion_shows_the_api() -> None:
 
 
 class Stateful(Constant):
-    """Has a layer with a state of its own that is no tensor."""
+    """An app whose model has a layer with a state that is no tensor."""
 
     def model(self) -> torch.nn.Module:
         class Layer(torch.nn.Linear):
@@ -166,7 +166,7 @@ def test_each_party_says_once_what_of_its_models_state_does_not_travel(caplog: p
 
 
 class Moving(Constant):
-    """Trains new tensors instead of those that it is given."""
+    """An app that trains new tensors instead of the model's."""
 
     def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         for parameter in model.parameters():
@@ -231,7 +231,7 @@ def _fails(server: thalweg.Server) -> None:
 
 
 class Arrays:
-    """An app whose model is a dict of NumPy arrays; half of it is replaced, half is trained in place."""
+    """An app whose model is a dict of NumPy arrays: training replaces one half, and changes the other half in place."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -339,7 +339,7 @@ def test_deterministic_bits_do_not_depend_on_who_comes_first(partial: str) -> No
 
 
 class Whole(Constant):
-    """Has every hook that there is."""
+    """An app with every hook."""
 
     def test_data(self) -> str:
         return "test"
@@ -375,7 +375,7 @@ def test_a_record_of_ones_own_job_is_one_as_of_any_other(tmp_path: Path) -> None
     for table in ("rounds", "transfers", "participants", "parties"):
         assert (folder / f"{table}.parquet").is_file()
     assert numbers(read_run(folder)).rounds == 2
-    server.close()  # once more changes nothing
+    server.close()  # a second call has no effect
 
 
 def test_a_record_is_gone_on_with(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_rounds_without_an_evaluation_are_kept_too(tmp_path: Path) -> None:
 
 
 class Headed(Constant):
-    """Keeps its bias, which is the share of answers that are right."""
+    """An app whose bias does not travel. It is the share of right answers."""
 
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(2, 1)
@@ -469,7 +469,7 @@ def test_clients_cannot_evaluate_what_has_no_evaluation() -> None:
 
 
 def test_personal_layers_and_frozen_weights_stay_at_home(tmp_path: Path) -> None:
-    """A checkpoint holds the tensors that travel. Each client keeps its own values of the others."""
+    """A checkpoint has only the tensors that travel. Of the other tensors each client keeps its own values."""
 
     class Personal(Constant):
         tensors = ("weight",)

@@ -1,4 +1,4 @@
-"""docs/reference/api.md, which scripts/docs_api.py makes of docstrings, has each public name, argument and error."""
+"""docs/reference/api.md, which scripts/docs_api.py generates, has each public name, argument and error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entries() -> dict[str, str]:
 
 
 def signatures() -> Iterator[tuple[str, str]]:
-    """The entries that have a signature: name and text of each."""
+    """Return name and text of each entry that has a signature."""
     for name, entry in entries().items():
         if "```python" in entry:
             yield name, entry

@@ -25,7 +25,8 @@ TCP = "tcp://127.0.0.1:0"
 LAYOUT = [("steps", "I64", [1]), ("w", "F32", [VALUES])]
 
 
-# Training moves a node's model towards the node's target: by a tenth in each iteration, or fully in the first.
+# Training moves a node's model towards the node's target: a tenth of the way in each iteration, or all the way in the
+# first.
 Rate = Callable[[int], float]
 
 
@@ -75,7 +76,7 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
         try:
             for _ in iterate(node, peer, turns, rounds, config=told, tests=lambda _: False, swap=swap):
                 pass
-        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             failed.append(error)
 
     def told(number: int) -> dict[str, int]:
@@ -98,7 +99,7 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
 
 
 def reference(targets: Any, rounds: int, gamma: float, compression: str | None, *, rate: Rate) -> Any:
-    """Compute the same with all replicas in one place: with float32 for what is rounded, else with float64."""
+    """Compute the same with all replicas in one process. Values that are rounded are float32, all others float64."""
     weights = mixing.metropolis(schedule("ring", len(NAMES), 0).at(1))
     models, known = np.zeros_like(targets), np.zeros_like(targets)
     for iteration in range(1, rounds + 1):
@@ -116,7 +117,7 @@ def test_nodes_do_what_the_reference_does(compression: str | None) -> None:
     if compression is None:
         np.testing.assert_allclose(found, expected, atol=2e-6)
         return
-    # Where float32 and float64 fall on either side of a tie, C takes another step; those are few.
+    # If float32 and float64 fall on different sides of a tie, C rounds to another step. This is rare.
     apart = np.abs(np.array(found) - expected)
     assert np.median(apart) < 1e-6
     assert apart.max() < (1e-3 if compression == "f16" else 1e-2)
@@ -127,7 +128,7 @@ def test_models_agree_on_their_mean_to_more_digits_than_travel(url: str) -> None
     targets = np.random.default_rng(6).normal(size=(4, VALUES)).astype(np.float32)
     gamma = choco.step_size(schedule("ring", 4, 0), "int8")
     found = run(targets, 200, gamma, "int8", rate=at_first, url=url)
-    # An int8 has steps of 2^-5 at values like these.
+    # For values of this size, int8 has steps of 2^-5.
     np.testing.assert_allclose(found, np.broadcast_to(targets.mean(axis=0), targets.shape), atol=3e-5)
 
 

@@ -18,7 +18,7 @@ OBJECTS: Final = CRATE / "objects"
 
 
 def made_of() -> tuple[str, dict[str, str]]:
-    """The compiler, and the digests of all sources and objects."""
+    """Return the name of the compiler, and the digests of all sources and objects."""
     first, *rest = (OBJECTS / "MADE_OF").read_text().splitlines()
     return first.removeprefix("# "), {name: digest for digest, name in (line.split() for line in rest)}
 

@@ -30,17 +30,17 @@ from thalweg.lab import state
 from thalweg.ui.output import Json, output
 
 ROOT = Path(__file__).parents[1]
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 FIELDS = ["cause", "hint", "kind", "operation", "retry"]
-# More than half of a process's address space.
+# Number of bytes: more than half of a process's address space.
 HALF = [("w", "F32", [(1 << 44) - 1])]
-# An update for which `doctor` sends nothing yet when it fails to connect.
+# The size of an update for `doctor`. It fails to connect before it sends any of it.
 SMALL = 1 << 16
 
-# One file, since a process loads one module of a name.
+# All apps are in one file, because a process loads only one module of a name.
 APPS = Path(__file__).parent / "small_apps.py"
-# Programs that need rights or a signal of their own. Each prints an error's class and attributes as JSON.
+# Programs that need other rights, or that get a signal. Each prints an error's class and attributes as JSON.
 CHILD = """
 import json, os, signal, sys
 import numpy as np
@@ -138,14 +138,14 @@ def listener(answer: bytes | None = None) -> Iterator[str]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Yield the URL of a port that takes a connection and answers nothing."""
+    """Yield the URL of a port that accepts a connection and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as port:
         yield f"tcp://127.0.0.1:{port.getsockname()[1]}"
 
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """Yield a URL where nobody listens: the port is taken, by a socket that does not listen."""
+    """Yield a URL at which nobody listens. A socket that does not listen holds the port."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -153,7 +153,7 @@ def nobody() -> Iterator[str]:
 
 @contextmanager
 def half_of_memory() -> Iterator[None]:
-    """Take half of the address space, if the system gives it, so that it does not give the other half."""
+    """Reserve half of the address space, if the system allows that. Then it refuses another half."""
     taken = []
     with suppress(thalweg.CoreError):
         taken.append(_core.Arena(_core.Layout(HALF)))
@@ -189,7 +189,7 @@ def plan(path: Path, of: str, **job: Any) -> thalweg.Plan:
     )
 
 
-# ---- what the API is asked to do, by kind
+# ---- Calls of the API that raise errors, by kind
 
 
 def address(path: Path) -> None:
@@ -328,7 +328,7 @@ def of_broker(path: Path) -> None:
     Broker(mosquitto.Mosquitto(), Place())
 
 
-# ---- commands that end with the kind
+# ---- Commands that end with an error of the kind
 
 
 def doctor_of(url: str) -> list[str]:
@@ -368,9 +368,9 @@ def big(path: Path) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A kind: its class, what raises it, whether retry may help, a command that ends with it, and its exit code.
+    """A kind of error: its class, a call that raises it, whether to retry, a command, and that command's exit code.
 
-    Without a command the error of the API is given to a command that raises it.
+    If ``command`` is missing, the test makes a command raise the error of the API.
     """
 
     of: type[errors.ThalwegError]
@@ -423,16 +423,17 @@ CASES = {
     "lab": Case(errors.LabError, of_lab, lambda _: ["lab", "status", "nosuch"]),
     "broker": Case(errors.BrokerError, of_broker, lambda path: [*run_of(path), "--transport", "mqtt"]),
 }
-# A kind with two classes.
+# A kind that errors of two classes have.
 ROUND_ERROR = Case(errors.RoundError, round_error)
-# Kinds that need a process of their own, and those that the core keeps to itself: each with where a test provokes it.
+# Kinds that need a process of their own, and kinds that the core never passes on, each with the place of a test that
+# provokes it.
 ELSEWHERE = {
     "permission": "tests/test_errors.py",
     "forked": "tests/test_forking.py",
     "interrupted": "tests/e2e/test_interrupt.py",
     "cancelled": "crates/conformance/src/cancelling.rs",
 }
-# Kinds of commands alone.
+# Kinds that only commands have.
 OF_COMMANDS = ("usage", "other")
 
 
@@ -443,7 +444,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows() -> dict[str, list[str]]:
-    """The rows of the table of kinds: meaning, example, retry and exit code by kind."""
+    """Return the rows of the document's table, by kind: meaning, example, retry and exit code."""
     text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     part = text.partition("\n## Kinds\n")[2].partition("\n## ")[0]
     found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line[:3] == "| `"]
@@ -470,7 +471,7 @@ def test_every_kind_has_a_row_and_a_test() -> None:
 
 @pytest.mark.parametrize(("peer", "kind"), [("nobody", "unreachable"), ("silent", "timeout")])
 def test_a_client_that_is_not_let_in_says_why(peer: str, kind: str) -> None:
-    """A kind is that of the cause, and retry may help. Of a peer that refuses it, the kind is ``refused``."""
+    """The error has the kind of its cause, and retry may help. If a peer refuses the client, the kind is "refused"."""
     with nobody() if peer == "nobody" else silent() as url, pytest.raises(thalweg.CoreError) as caught:
         thalweg.Client(App(), url, name="anna", data=(), timeout=0.2).run()
     assert (caught.value.kind, caught.value.retry) == (kind, True)
@@ -519,7 +520,7 @@ def test_a_kind_that_no_command_meets_would_be_printed_alike(kind: str, path: Pa
 
     @probing.command("another")
     def another() -> None:
-        """Make subcommands of both."""
+        """A second command, so that typer makes subcommands of both."""
 
     check(CliRunner().invoke(probing, ["probe", "--json"]), kind, case)
 
@@ -576,7 +577,7 @@ def test_a_permission_that_is_denied_has_its_attributes_and_a_command_prints_it(
 
 
 def test_without_the_package_an_error_of_the_core_is_a_runtime_error() -> None:
-    """A tree's workers load the core's module alone."""
+    """The workers of a tree load only the core's module, without the package."""
     code = f"""
 import sys
 from importlib.machinery import ExtensionFileLoader

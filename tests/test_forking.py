@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 
 PARENT = """
@@ -69,7 +69,7 @@ print("the child ended with", os.waitstatus_to_exitcode(status))
 
 
 def test_a_forked_child_is_told_at_once_and_ends() -> None:
-    """The parent's objects still work: its client takes part in a round afterwards."""
+    """The parent's objects still work: afterwards its client takes part in a round."""
     after = """
 import threading
 threading.Thread(target=client.run, daemon=True).start()

@@ -20,7 +20,7 @@ from thalweg import _core
 
 SEEDS: Final = 20
 LOCAL: Final = "127.0.0.1"
-# Seconds after which a silent peer is dropped, in tests that have one.
+# In tests with a silent peer: the seconds after which it is disconnected.
 LIVENESS: Final = 3.0
 # Larger than the windows, so that programs wait for credit.
 MOST_BYTES: Final = 4 * WINDOW
@@ -32,7 +32,7 @@ class Over(Exception):  # noqa: N818 - no error: the test is over
 
 
 class End:
-    """An end of a path, in a thread. It ends by itself with the first event after ``over``."""
+    """An end of a path, in a thread. After ``over`` is set, it ends at its next event."""
 
     def __init__(self, **config: Any) -> None:
         own = {"window": WINDOW, "liveness": LIMIT, "timeout": LIMIT, "connections": 8}
@@ -64,10 +64,10 @@ class End:
             return list(filter(wanted, self.events))
 
     def close(self) -> None:
-        """End the thread, by an event that it receives."""
+        """End the thread, by causing an event that it receives."""
         self.over.set()
         with ExitStack() as stack:
-            with suppress(OSError):  # an event before this one has ended it
+            with suppress(OSError):  # an earlier event has ended the thread already
                 last = stack.enter_context(socket.create_connection((LOCAL, self.port), timeout=LIMIT))
                 if self._is_far:
                     forwarding.let_in(forwarding.Link(last), "last", Random(0))
@@ -110,14 +110,14 @@ def ask(port: int, message: bytes) -> bytes:
         try:
             program.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The connection has ended already. The next read tells how.
+            # The connection has ended already. The next read shows whether it was reset.
             if error.errno != errno.ENOTCONN:
                 raise
         return b"".join(iter(lambda: program.recv(1 << 16), b""))
 
 
 def chosen(random: Random) -> tuple[list[Lie], float]:
-    """Return some lies, and the seconds after which a silent peer is dropped."""
+    """Return some lies, and the seconds after which a silent peer is disconnected."""
     lies = random.sample(LIES, random.randint(1, 6))
     return lies, LIVENESS if any(lie.then == "stays" for lie in lies) else LIMIT
 
@@ -153,7 +153,7 @@ def test_a_far_end_serves_honest_programs_beside_lying_near_ends(stack: ExitStac
         with suppress(OSError), socket.create_connection((LOCAL, far.port), timeout=LIMIT) as connection:
             link = forwarding.Link(connection)
             forwarding.let_in(link, name, Random(seed))
-            link.tell(lies[name], opens=True)
+            link.send_lie(lies[name], opens=True)
 
     liars = [threading.Thread(target=lie, args=(name, seed), daemon=True) for name in lies]
     for liar in liars:
@@ -188,7 +188,7 @@ def test_a_near_end_resets_programs_of_lying_far_ends_and_goes_on(stack: ExitSta
             link = forwarding.far_end(listener, Random(at), (window, random.choice([0, 1, 2**32 - 1]), silence))
             with suppress(OSError), link.connection:
                 link.hear_of_stream()
-                link.tell(told, opens=False)
+                link.send_lie(told, opens=False)
         listener.close()
 
     liar = threading.Thread(target=lie, daemon=True)

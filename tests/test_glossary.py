@@ -8,7 +8,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/reference/glossary.md"
-# Rows of the table of ambiguous names. Lower this number when you remove one.
+# The number of rows in the table of ambiguous names. Lower it when you remove a row.
 MOST_AMBIGUOUS: Final = 13
 
 
@@ -31,7 +31,7 @@ def test_each_word_has_one_meaning_and_a_place_that_is_there() -> None:
 
 
 def test_each_ambiguous_name_is_in_the_code_still() -> None:
-    """A name that was renamed must leave the table, which ends empty, and no name may be added."""
+    """Whoever renames a name removes its row. Rows may not be added, so the table becomes empty in the end."""
     ambiguous = rows(PAGE.read_text().partition("\n## Words that mean several things\n")[2])
     assert len(ambiguous) <= MOST_AMBIGUOUS
     for today, where, instead in ambiguous:

@@ -12,9 +12,9 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "python" / "thalweg"
-# The compiled core lies below everything; the root and the program only pass on.
+# The compiled core is below all layers. The root module and the program only import and call others.
 CORE: Final = "_core"
-# The page's name for all modules beside the packages except MODULES.
+# The name that the page uses for all modules beside the packages, except MODULES.
 API: Final = "api"
 MODULES: Final = ("bounded_json", "errors", "outcome", "tasks", "wire")
 
@@ -36,7 +36,7 @@ def parts() -> list[str]:
 
 
 def imported(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and package for each import of thalweg, those in functions and those for types alone included."""
+    """Yield line and package of each import of thalweg, including imports in functions and imports for types only."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
@@ -56,7 +56,7 @@ def height(part: str) -> int:
     """The layer of a package, 0 for the lowest."""
     known = heights()
     is_api = part not in known and (PACKAGE / f"{part}.py").is_file()
-    # What only the root has is above all.
+    # A name that only the root module has is above all layers.
     return known.get(API if is_api else part, len(known))
 
 

@@ -1,4 +1,4 @@
-"""Every listening socket of this program has a rule that bounds what a peer can take, and a test of that rule.
+"""Every listening socket of this program has a rule that limits what a peer can use, and a test of that rule.
 
 A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: a new
 connection waits in an admission queue (``crates/transport/src/admission_queue.rs``) until the peer sends what the port
@@ -32,7 +32,7 @@ class Shown(NamedTuple):
 
 
 class Port(NamedTuple):
-    """How many listeners a file has that others can reach, the call that enforces the rule, and tests of it.
+    """A file's number of listeners that others can reach, the call that enforces the rule, and tests of the rule.
 
     Each of these ports is bounded in number, for each address, and in time. ``enforced_in`` is the file of ``call``, if
     that is another one.
@@ -47,7 +47,7 @@ class Port(NamedTuple):
 
 
 class Own(NamedTuple):
-    """How many listeners a file has that only this user or this process can reach, and the test of that."""
+    """A file's number of listeners that only this user or this process can reach, and the test that checks this."""
 
     times: int
     why: str
@@ -57,7 +57,7 @@ class Own(NamedTuple):
 UNAUTHENTICATED, CONNECTIONS, QUEUE = (
     f"crates/transport/src/{name}.rs" for name in ("unauthenticated_peers", "connections", "admission_queue")
 )
-# The admission queue: a quarter of the descriptors, half of that an address, 20 s.
+# The admission queue: a quarter of the process's descriptors, half of these for one address, 20 s.
 FULL = Shown(UNAUTHENTICATED, "when_it_is_full_the_address_with_the_most_gives_way")
 SHARE = Shown(UNAUTHENTICATED, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
 TIMEOUT = Shown(QUEUE, "an_unauthenticated_peer_has_to_go_in_time")
@@ -123,7 +123,7 @@ LISTENERS: dict[str, Port | Own] = {
 
 
 def found() -> dict[str, int]:
-    """Count the calls that listen in each file, without its unit tests."""
+    """Return the number of calls that listen in each file, without its unit tests."""
     counts = {}
     for folder, suffix, pattern in (("crates", "rs", RUST), ("python", "py", PYTHON)):
         for path in sorted((ROOT / folder).rglob(f"*.{suffix}")):

@@ -13,9 +13,9 @@ PAGE: Final = ROOT / "docs/explanation/masking.md"
 CONSTANT: Final = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?const (\w+): [^=]+? = (.+?);", re.MULTILINE)
 DEFAULT: Final = re.compile(r"^impl Default for (\w+) \{(.*?)^\}", re.MULTILINE | re.DOTALL)
 TIME: Final = re.compile(r"Time::from_(millis|secs)\((.+)\)")
-# Settings with defaults. Defaults of other types are states and begin empty.
+# Types of settings. Other types with a default are state, which begins empty.
 SETTINGS: Final = ("Config", "DelaySettings", "PaperSettings", "Policy", "Reorder", "Undo")
-# These hold no number: the ports that are listened on, or settings that have rows of their own.
+# Fields without a row: the ports to listen at, and structures whose own fields have rows.
 PARTS: Final = {
     "Config.ports",
     "Config.policy",
@@ -29,7 +29,7 @@ PARTS: Final = {
 
 
 def value(expression: str) -> tuple[str, str | None]:
-    """Return a value as the page writes it, with the unit that the code names, if any."""
+    """Return a value in the form of the page, with the unit that the code names, if it names one."""
     found = TIME.fullmatch(expression.strip())
     return (found[2], {"millis": "ms", "secs": "s"}[found[1]]) if found else (expression.strip(), None)
 
@@ -48,7 +48,7 @@ def constants() -> dict[tuple[str, str], tuple[str, str | None]]:
 
 
 def program_constants() -> dict[tuple[str, str], tuple[str, str | None]]:
-    """Return the constants of the second back end: its model of a sender, and its bounds."""
+    """Return the constants of the eBPF back end: its model of a sender, and its bounds."""
     found: dict[tuple[str, str], tuple[str, str | None]] = {}
     for name in ("recovery.h", "flow.h"):
         for body in re.findall(r"^enum \{(.*?)\};", (PROGRAMS / name).read_text(), re.MULTILINE | re.DOTALL):
@@ -58,7 +58,7 @@ def program_constants() -> dict[tuple[str, str], tuple[str, str | None]]:
 
 
 def fields(body: str) -> dict[str, str]:
-    """Return the fields of the first struct literal in ``body``, and of variables that it takes by name."""
+    """Return the fields of the first struct literal in ``body``, and of local variables that it names."""
     named = dict(
         pair
         for names, values in re.findall(r"let \(([\w, ]+)\) = \((.+)\);", body)

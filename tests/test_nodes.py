@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "decentralized.py"
 
 
 class Arrays:
-    """A model of three numbers; training adds the node's own to each."""
+    """A model of three numbers. Training adds the node's own number to each."""
 
     def model(self) -> dict[str, Any]:
         return {"w": np.zeros(3, dtype=np.float32)}
@@ -107,13 +107,13 @@ def test_with_gamma_models_go_so_far_towards_what_is_known_of_their_neighbours()
     models, matrix = np.zeros(4), mixing.metropolis(schedule("ring", 4, 0).at(1))
     for gamma, rounds in turns.items():
         for _ in range(rounds):
-            models += np.arange(4)  # nothing is rounded, so this is what neighbours know
+            models += np.arange(4)  # nothing is rounded, so the replicas are the models themselves
             models += gamma * (matrix @ models - models)
     np.testing.assert_allclose([node.model["w"][0] for node in nodes], models, rtol=1e-6)
 
 
 class Once(Arrays):
-    """Trains in the first iteration alone."""
+    """An app that trains only in the first iteration."""
 
     def train(self, model: dict[str, Any], data: float, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         return super().train(model, data * (config["round"] == 1), config)

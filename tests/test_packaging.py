@@ -15,7 +15,7 @@ def names(requirements: list[str]) -> set[str]:
     return {match[0].lower() for match in found if match is not None}
 
 
-# Extras that this repository's own environment leaves out. Their tests are skipped there with that reason.
+# Extras that this repository's environment does not install. Tests that need them are skipped, with that reason.
 UNLOCKED = {"lm", "ray"}
 
 

@@ -18,7 +18,7 @@ from thalweg.sections import SecuritySection
 from thalweg.transports.links import local_trust
 
 URL = "tcp://127.0.0.1:0"
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 SEEDS = 40
 TIMEOUT = 0.5
@@ -98,7 +98,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def played(server: _core.Server, number: int) -> tuple[list[dict[str, Any]], str]:
-    """Run a round; return its participants, or none and the reason of its failure."""
+    """Run a round; return its participants. If it failed, return none, and the reason."""
     try:
         return json.loads(server.round(number, "{}", None))["participants"], ""
     except _core.CoreError as error:
@@ -115,7 +115,7 @@ def test_the_mean_is_that_of_the_updates_that_count(stack: ExitStack, seed: int,
         {"token": trust.token, "transport": {"tls": trust.tls}}
         for trust in local_trust(SecuritySection(tls="off"), URL)
     )
-    # Whoever sends nothing is waited for until the deadline; an update that is late for it must not count.
+    # The server waits until the deadline for a client that sends nothing. An update after the deadline must not count.
     deadline = TIMEOUT if any(lie.does == "nothing" for lie in lies.values()) else None
     job = {"expected": len(lies), "enough": 1, "precision": precision, "deadline": deadline}
     server = _core.Server(arena, URL, json.dumps({**own, **job}))

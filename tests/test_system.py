@@ -12,14 +12,14 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
 TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
 PROGRAMS = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang"]
 WANTED = [*PROGRAMS, "dataset-fashion-mnist", "libibverbs-dev", "ibverbs-providers"]
-# Prints the answer that a package's scripts get when they ask whether they may start services.
+# Prints the exit code that a package's scripts get when they ask whether they may start services (policy-rc.d).
 ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
 APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A folder with the only programs there are, apt-get not among them; the user is root."""
+    """A folder with all programs that the script can find, without apt-get. The user is root."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in TOOLS:

@@ -16,7 +16,7 @@ from thalweg import _core
 from thalweg.errors import PlanError
 from thalweg.tasks import Given, TaskClient, TaskServer
 
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 SEEDS = 40
 SHAPE = (64, 9)
@@ -24,7 +24,7 @@ Work = Callable[[Given, TaskClient], object]
 
 
 def gives(value: float, weight: float, stated: Any = None, shape: tuple[int, ...] = SHAPE) -> Work:
-    """Answer with a constant; the head states the weight, if it is honest."""
+    """Return a function that answers with a constant. An honest head states the weight."""
 
     def work(task: Given, client: TaskClient) -> None:
         head = {"weight": weight if stated is None else stated}
@@ -79,7 +79,7 @@ def served(stack: ExitStack, members: dict[str, Work]) -> TaskServer:
 
 
 def judge(member: str, head: Any, weight: float) -> str | None:
-    """Take a result whose head states its weight."""
+    """Accept a result if its head states its weight."""
     stated = head.get("weight") if isinstance(head, dict) else None
     return None if stated == weight else f"it weighs {weight:g}, and states {stated!r}"
 
@@ -209,7 +209,7 @@ WANTED = {"a": np.zeros(3, np.float32), "w": np.zeros(SHAPE, np.float32)}
 def test_a_result_of_other_tensors_is_refused_before_a_byte_of_it_is_received(
     stack: ExitStack, given: dict[str, Any], named: str, stated: Any
 ) -> None:
-    """The task states its tensors, or which ones results have: the first that differs is named."""
+    """The task says which tensors a result must have. The error names the first one that differs."""
     server = served(stack, {
         "anna": lambda task, _: task.answer(None, {name: array + 1 for name, array in WANTED.items()}),
         "liar": lambda task, _: task.answer(None, given),

@@ -24,13 +24,13 @@ from thalweg.tensors import named
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import Received
 
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 Work = Callable[[Given], Any]
 
 
 class Members:
-    """Clients on threads of their own; their threads have ended when the server has."""
+    """Members of a task server, each in a thread. The threads end when the server ends."""
 
     def __init__(self, stack: ExitStack, server: TaskServer) -> None:
         self._stack, self._server = stack, server
@@ -306,7 +306,7 @@ def test_whoever_waits_hears_that_the_other_end_or_its_own_is_closed() -> None:
 
 
 class Answered:
-    """A core whose task was answered before; ``heard``: the server has heard so, and the task is over."""
+    """A fake core whose task has been answered. ``heard``: the server has received the answer, so the task is over."""
 
     def __init__(self, *, heard: bool) -> None:
         self.heard = heard
@@ -322,8 +322,8 @@ class Answered:
 
 @pytest.mark.parametrize("again", [Given.answer, lambda given: given.refuse("not today")])
 def test_a_second_answer_is_an_error_while_the_first_is_on_its_way(again: Callable[[Given], None]) -> None:
-    # Which of the two cases a real server makes is a matter of who is quicker; a test of the state machine has it in
-    # virtual time (crates/proto/tests/machines/tasks.rs).
+    # With a real server the case depends on timing. A test of the state machine has both in virtual time
+    # (crates/proto/tests/machines/tasks.rs).
     def given(core: Any) -> Given:
         return Given(core, 7, b"", None, None)
 
@@ -409,7 +409,7 @@ def test_a_mean_of_bfloat16_is_one(server: TaskServer, members: Members) -> None
 
 
 def test_what_a_member_does_to_tensors_of_pytorch_reaches_no_later_task(server: TaskServer, members: Members) -> None:
-    """PyTorch has no read-only tensors, so a member has copies; what was changed and is sent back is the change."""
+    """PyTorch has no read-only tensors, so a member gets copies. If it sends one back, its changes are sent."""
 
     def work(task: Given) -> Any:
         task.tensors["w"].add_(1)
@@ -462,7 +462,7 @@ def test_tensors_without_elements_arrive_with_their_names_and_shapes(
     members.add("anna", work)
     server.wait(1, LIMIT)
     named = Tensors({"a": empty})
-    for tensors in (named, named, {"a": empty, "w": np.ones(1)}):  # the same again, and beside bytes
+    for tensors in (named, named, {"a": empty, "w": np.ones(1)}):  # twice, and together with a tensor that has bytes
         reply = server.send(None, tensors).replies()["anna"]
         assert reply.head == {"a": list(empty.shape)} | ({"w": [1]} if "w" in tensors else {})
         assert {name: one.shape for name, one in reply.tensors.items()} == {"e": empty.shape, "f": empty.shape}

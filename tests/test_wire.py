@@ -1,4 +1,4 @@
-"""Messages of the core have the keys of the classes that hold them, and no others."""
+"""Messages of the core have exactly the keys of the classes that hold them."""
 
 from __future__ import annotations
 

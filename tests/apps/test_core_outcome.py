@@ -11,7 +11,7 @@ from tests.outcomes import outcome_of
 from thalweg import outcome, wire
 from thalweg.apps import core_outcome
 
-# Keys that the record adds.
+# Keys that only the record has.
 RECORDED = {"source", "target", "congestion_control"}
 
 

@@ -144,7 +144,7 @@ def test_a_round_uses_the_learning_rate_of_its_number() -> None:
         before = nn.utils.parameters_to_vector(model.parameters()).clone()
         one.train(model, data, {"round": number})
         moved.append((nn.utils.parameters_to_vector(model.parameters()) - before).norm().item())
-    assert moved[1] / moved[0] == pytest.approx(0.001, rel=0.2)  # the crops differ, the gradient hardly
+    assert moved[1] / moved[0] == pytest.approx(0.001, rel=0.2)  # the crops differ, but the gradients are almost equal
 
 
 def test_momentum_sgd_steps_as_torch_does() -> None:
@@ -172,7 +172,7 @@ def test_momentum_does_not_outlive_a_round() -> None:
 
 
 class Constant(nn.Module):
-    """Gives every image the same logits: log-probabilities of 1/2 for class 0, 1/4 for 1 and 2."""
+    """Gives every image the same logits: the logarithms of the probabilities 1/2 for class 0, and 1/4 for 1 and 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_nothing_to_train_or_evaluate_on_is_an_error() -> None:
 
 
 def test_four_clients_that_average_learn_mnist() -> None:
-    """FedAvg by hand, over 5 rounds of a fifth of the data: far above the 10 % of guessing."""
+    """FedAvg by hand, over 5 rounds with a fifth of the data, is far more accurate than the 10 % of guessing."""
     clients = [app(model="lenet", data="mnist", clients=20, client=client, batch=10) for client in range(4)]
     server = app(model="lenet", data="mnist", client=None)
     model, shared = server.model(), state(server.model())

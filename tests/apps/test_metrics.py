@@ -124,7 +124,7 @@ def test_notes_name_client_key_and_reason_once_and_then_stop() -> None:
 
 
 def anything(rng: random.Random, depth: int = 0) -> Any:
-    """A JSON value that somebody may send."""
+    """Draws any JSON value, as a client may send it."""
     leaves: list[Any] = [
         None,
         True,

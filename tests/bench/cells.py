@@ -16,7 +16,7 @@ AXES = {"transport": ["tcp", "memory"]}
 
 
 class Quiet:
-    """Stores the output for people."""
+    """A progress display that stores its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -33,7 +33,7 @@ class Quiet:
 
 
 class Fake:
-    """Stands in for the worker process. ``fail``: seeds and schemes of runs that fail, ``stop``: runs until Ctrl-C."""
+    """A fake worker process. ``fail``: seeds and URL schemes of runs that fail; ``stop``: the runs until Ctrl-C."""
 
     def __init__(self, *, fail: tuple[tuple[str, int], ...] = (), stop: int | None = None) -> None:
         self.fail = fail

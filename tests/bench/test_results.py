@@ -25,7 +25,7 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     assert [row.communication_seconds for row in found.rounds] == pytest.approx([0.2, 0.4])
     assert [row.seconds for row in found.rounds] == pytest.approx([1.2, 1.4])
     assert [row.fedcomm_communication_seconds for row in found.rounds] == pytest.approx([0.11, 0.22])
-    # Two clients and two directions a round; links carried 15 MB each way at each client, headers included.
+    # Each round has two clients and two directions. Each client's link carried 15 MB each way, headers included.
     assert found.update_bytes == 2 * 4 * UPDATE
     assert (found.wire_bytes, found.wire_counted) == (4 * 15_000_000, "ip")
     assert found.wire_ratio == pytest.approx(60 / 8)
@@ -62,7 +62,7 @@ def test_the_figures_of_a_cell(tmp_path: Path) -> None:
 
 
 def test_fedcomms_time_has_no_share_of_a_bound_of_both_ways() -> None:
-    # The model has been sent before FedComm's time begins: what is left of a round can be less than the bound.
+    # FedComm's time begins after the model was sent, so it can be less than the bound of a whole round.
     run = RunNumbers(rounds=[RoundTimes(1, 2.0, 1.1, 0.5, 1.0, complete=True, accuracy=None)])
     outcome = Outcome(
         cell=1, repetition=1, settings={}, status="complete", reason=None, numbers=run, started="", seconds=2.0,

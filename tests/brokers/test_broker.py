@@ -33,7 +33,7 @@ while True:
 
 
 class Played:
-    """A fake broker program of this test."""
+    """A fake broker program, which runs the script above."""
 
     name = "played"
 
@@ -75,7 +75,7 @@ def heard() -> Heard:
 
 
 class Heard:
-    """Events, and waiting for one."""
+    """Stores the events of a broker, and waits for one."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

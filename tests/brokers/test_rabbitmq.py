@@ -24,9 +24,9 @@ METHOD, TUNE, CLOSE = 1, (10, 30), (10, 50)
 
 
 def log_in(port: int, login: Login) -> tuple[int, int]:
-    """Return the class and method that a login by PLAIN is answered with (AMQP 0-9-1, section 1.4)."""
+    """Log in by PLAIN; return class and method of the server's answer (AMQP 0-9-1, section 1.4)."""
     words = f"\0{login.user}\0{login.password}".encode()
-    # A client announces in its capabilities that it accepts the reason of a refusal.
+    # With this capability a client asks the server to send the reason of a refusal.
     capable = field(b"authentication_failure_close", b"t\1")
     table = field(b"capabilities", b"F" + struct.pack(">I", len(capable)) + capable)
     body = struct.pack(">HHI", 10, 11, len(table)) + table
@@ -50,7 +50,7 @@ def frame(stream: BinaryIO) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class TakenPlace(Place):
-    """Loopback, where in each of three tries another one of the three ports that are given has been taken meanwhile."""
+    """Loopback on which, in each of three tries, another program has taken one of the three chosen ports meanwhile."""
 
     port: int = 0
     asked: list[int] = dataclasses.field(default_factory=list)
@@ -96,7 +96,7 @@ def test_only_its_login_gets_in_and_nothing_of_it_is_left() -> None:
 
 
 def listening(broker: Broker) -> set[int]:
-    """Return the ports that its configuration and environment name."""
+    """Return the ports that the node's configuration and environment name."""
     environment = Path(f"/proc/{broker.pid}/environ").read_bytes().decode(errors="replace")
     return {broker.port} | {int(port) for port in re.findall(r"(?:DIST|EPMD)_PORT=(\d+)", environment)}
 

@@ -17,7 +17,7 @@ from thalweg.sections.marks import keys
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """The plans that `thalweg run` would have run."""
+    """The plans that `thalweg run` gets. Nothing is run."""
     found: list[Plan] = []
 
     def run(plan: Plan, *_: object, **__: object) -> None:

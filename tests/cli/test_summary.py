@@ -50,7 +50,7 @@ def test_an_update_with_holes_is_told_as_such() -> None:
 
 
 def test_the_table_holds_goodput_against_the_bound() -> None:
-    # 800 bytes down and 400 up in half a second; at 4800 bytes a second that takes a quarter of a second at least.
+    # A round moves 800 bytes down and 400 up in half a second. At 4800 bytes a second it takes at least a quarter.
     text = rendered(Bound("raw TCP", total_bytes_per_second=4800.0))
     assert "51.00 %" in text
     assert "19.2 kbit/s       50 %" in text

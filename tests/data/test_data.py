@@ -80,7 +80,7 @@ def test_normalisation_constants_are_those_of_the_images(name: str, slack: float
     train, test = data.load(name)
     images = np.concatenate([train.images, test.images])[:, 0] / 255
     inner = images if name == "digits" else images[:, 2:-2, 2:-2]
-    # MNIST's are the usual ones of all 70,000 digits; these are 5,000 of them.
+    # The usual mean and deviation are of all 70,000 digits of MNIST; this data set has 5,000 of them.
     assert inner.mean() == pytest.approx(train.mean[0], abs=slack)
     assert inner.std() == pytest.approx(train.std[0], abs=slack)
 
@@ -246,7 +246,7 @@ def text(value: str) -> bytes:
 
 
 def python_batch(pixels: Bytes, labels: list[int]) -> bytes:
-    """Pickle as Python 2 did for the published batches: protocol 2, text of bytes, NumPy's old names."""
+    """Pickle like the published batches, which Python 2 wrote: protocol 2, byte strings, old names of NumPy."""
     raw, (rows, columns) = pixels.tobytes(), pixels.shape
     array = b"cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85" + text("b") + b"\x87R"
     shape = b"K\x01M" + struct.pack("<H", rows) + b"M" + struct.pack("<H", columns) + b"\x86"

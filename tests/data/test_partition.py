@@ -80,7 +80,7 @@ def test_small_alpha_is_more_uneven_than_large() -> None:
 
 
 def test_an_empty_client_gets_the_first_sample_of_the_largest_part() -> None:
-    labels = np.zeros(6, dtype=np.int64)  # one class and a tiny alpha: one client draws everything
+    labels = np.zeros(6, dtype=np.int64)  # with one class and a tiny alpha one client gets almost everything
     parts = partition(labels, 3, "dirichlet:0.001", 0)
     owner = int(np.argmax([len(part) for part in parts]))
     others = [part.tolist() for client, part in enumerate(parts) if client != owner]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-# Turns a hang into a failure, also where many programs share few cores.
+# Seconds after which a hanging test fails. Enough also if many programs share few cores.
 TIMEOUT = 600.0
 
 
 def why_no_lab() -> str:
-    """Return why there can be no emulated network here; nothing if there can."""
+    """Return why this machine cannot emulate networks; empty if it can."""
     if os.geteuid() != 0:
         return "emulated networks need root"
     try:
@@ -51,19 +51,19 @@ class Program:
         raise AssertionError(f"{words!r} did not come; it said: {''.join(self.seen)}")
 
     def end(self) -> tuple[int, str, str]:
-        """Return exit code, standard output and all of standard error."""
+        """Wait for the end; return exit code, standard output and all of standard error."""
         out, err = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, out, "".join(self.seen) + err
 
     def children(self, module: str = "thalweg.job.star.worker") -> list[int]:
-        """Return the ids of its processes that run this module, by default clients, in the order they were started."""
+        """Return the ids of its processes that run ``module`` (by default clients), in the order of their start."""
         numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
         begun = {pid: at for pid in numbers if (at := self._child_since(pid, module.encode())) is not None}
-        # Sort by the start time. Ids start again from the lowest one, so a younger process may have a lower id.
+        # Sort by start time and not by id: after the highest id the kernel starts again with low ones.
         return sorted(begun, key=lambda pid: (begun[pid], pid))
 
     def _child_since(self, pid: int, module: bytes) -> int | None:
-        """Return when a process began, in clock ticks since boot; None if it is not one of those."""
+        """Return when a process began, in clock ticks since boot; None if it is not such a process."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -33,8 +33,8 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-def given(broker: Broker, folder: Path) -> list[str]:
-    """Return the options of a run for a broker that it does not start."""
+def options_of(broker: Broker, folder: Path) -> list[str]:
+    """Return the options of a run that uses a broker which it does not start."""
     path = folder / "login"
     broker.login.write(path)
     return ["--transport", f"{broker.url('amqp')}/job-{os.getpid()}", "--login-file", str(path)]
@@ -43,7 +43,7 @@ def given(broker: Broker, folder: Path) -> list[str]:
 def test_a_run_has_a_broker_of_its_own_and_the_record_names_it(result: Run, tmp_path: Path) -> None:
     done = result("run", "--model", "payload:1MiB", "--clients", "2", "--rounds", "2", "--transport", "amqp")
     assert [entry["complete"] for entry in done["rounds"]] == [True, True]
-    # Once from the server, and the broker sends it to each.
+    # The server sends the model once, and the broker sends it to each client.
     assert (1 << 20) <= done["rounds"][1]["bytes_down"] < 2 << 20
     record = Record(tmp_path / done["record"])
     known = record.manifest["broker"]
@@ -75,7 +75,7 @@ def test_links_to_a_runs_own_broker_can_be_encrypted(result: Run, tmp_path: Path
 
 
 def test_a_given_broker_is_used_and_left_alone(result: Run, broker: Broker, tmp_path: Path) -> None:
-    done = result("run", "--model", "payload:1MiB", "--clients", "2", "--rounds", "1", *given(broker, tmp_path))
+    done = result("run", "--model", "payload:1MiB", "--clients", "2", "--rounds", "1", *options_of(broker, tmp_path))
     assert done["rounds"][0]["complete"]
     record = Record(tmp_path / done["record"])
     assert "broker" not in record.manifest
@@ -85,7 +85,7 @@ def test_a_given_broker_is_used_and_left_alone(result: Run, broker: Broker, tmp_
 
 
 def test_a_refused_login_ends_the_run_with_the_hint(start: Start, broker: Broker, tmp_path: Path) -> None:
-    arguments = given(broker, tmp_path)
+    arguments = options_of(broker, tmp_path)
     (tmp_path / "login").write_text("guest:guest\n")
     code, _, err = start("run", "--model", "payload:64KiB", *arguments).end()
     assert code == 1
@@ -108,7 +108,7 @@ def test_an_alarm_counts_against_nobody_and_the_record_names_it(start: Start, br
         throttle = "100mbit"
         """
     )
-    program = start("run", str(plan), *given(broker, tmp_path))
+    program = start("run", str(plan), *options_of(broker, tmp_path))
     program.until("round 1/50")
     try:
         evaluate(broker, "vm_memory_monitor:set_vm_memory_high_watermark({absolute, 1048576}).")
@@ -148,7 +148,7 @@ def test_a_broker_that_dies_in_mid_run_is_come_back_to(start: Start, broker: Bro
         throttle = "100mbit"
         """
     )
-    program = start("run", str(plan), "--json", *given(broker, tmp_path))
+    program = start("run", str(plan), "--json", *options_of(broker, tmp_path))
     program.until("round 1/4")
     os.kill(broker.pid, signal.SIGKILL)
     code, out, err = program.end()

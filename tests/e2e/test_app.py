@@ -21,7 +21,7 @@ Result = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINE = f"{EXAMPLES / 'own_app.py'}:Line"
 ADAPTERS = f"{EXAMPLES / 'adapters.py'}:Adapters"
-# Without PyTorch, whose import takes longer than all else here.
+# An app without PyTorch, whose import takes longer than everything else here.
 OWN = """
 import numpy as np
 
@@ -140,7 +140,7 @@ def test_server_and_clients_take_apps(start: Start) -> None:
     code, out, err = server.end()
     assert code == 0, err
     assert json.loads(out)["update_bytes"] == 16
-    # The body stays with the clients, so they evaluate, each after its own training.
+    # The layers of the body stay with the clients, so each client evaluates its own model after training.
     rounds = json.loads(out)["rounds"]
     assert [(entry["loss"], entry["client_loss"]) for entry in rounds] == [(None, 1.5), (None, 3.0)]
     assert "tensors in an update: 1 of 2" in err

@@ -23,29 +23,30 @@ from thalweg.sections.network import MTU, NetworkSection
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
 
 UDP_HEADERS: Final = 28
-# Duration of the flood: the packets of so many seconds at the link's rate, divided by the share that is not lost.
+# Duration of the flood. It sends the packets of this many seconds at the link's rate, and more to make up for losses.
 SECONDS: Final = 0.6
-# Fewer bytes than a device's queue of packets holds: a full socket makes the sender wait, and nothing is dropped there.
+# The socket's buffer has fewer bytes than the device's queue holds. So the sender waits for the socket, and the device
+# drops nothing.
 SEND_BUFFER: Final = 64 << 10
 RECEIVE_BUFFER: Final = 32 << 20
 # From asm-generic/socket.h; Python has no names for them.
 SO_TIMESTAMPNS: Final = 35
 SO_RCVBUFFORCE: Final = 33
 TIMEOUT: Final = 30.0
-# Queues hold all that is sent, so that the link is never without: it does not matter how busy this machine is.
+# Queues hold all packets that are sent. So the link is never idle, however busy this machine is.
 PATHS: Final[dict[str, tuple[str, dict[str, Any], list[Stage]]]] = {
     "no loss": ("rate=20mbit,queue=16MiB", {}, [Stage(20e6)]),
     "10 %": ("rate=20mbit,loss=10%,queue=16MiB", {}, [Stage(20e6, 0.1)]),
     "20 %": ("rate=50mbit,loss=20%,queue=16MiB", {}, [Stage(50e6, 0.2)]),
     "50 %": ("rate=10mbit,loss=50%,queue=16MiB", {}, [Stage(10e6, 0.5)]),
     "bursts": ("rate=20mbit,burst=5%/20%,queue=16MiB", {}, [Stage(20e6, 0.2)]),
-    # The sender's own device limits what the link then loses.
+    # The limit is at the sender's own device, in front of the link's loss.
     "20 % behind the device": (
         "rate=50mbit,loss=20%,queue=1MiB",
         {"limiter": "device", "limiter_burst": "64KiB"},
         [Stage(50e6, 0.2, loses_first=False)],
     ),
-    # What the first link passes the second loses a part of.
+    # The second link loses a part of the packets that the first one passes.
     "two links": (
         "rate=20mbit,loss=20%,queue=16MiB",
         {"topology": "bottleneck", "bottleneck": {"rate": "50mbit", "loss": "20%", "queue": "16MiB"}},
@@ -104,7 +105,7 @@ def drain(receiver: socket.socket, times: list[int]) -> None:
 
 
 def under_way(lab: RunningLab) -> bool:
-    """Whether a link still has packets that it has neither passed on nor dropped."""
+    """Return whether a link still holds packets that it has neither passed on nor dropped."""
     links = lab.status().links
     gone = [one.packets_out + one.lost + one.queue_drops + one.down_drops + one.overflow_drops for one in links]
     return any(link.packets_in > count for link, count in zip(links, gone, strict=True))
@@ -125,5 +126,5 @@ def test_a_saturating_sender_gets_what_the_bound_says(
     with running(made) as lab:
         times = flood(lab, round(SECONDS * expected / arrives / 8 / MTU))
     carried = (len(times) - 1) * MTU * 8 / ((times[-1] - times[0]) / 1e9)
-    # Far less than the loss that the bound could have wrong; losses themselves scatter by one in a hundred.
+    # The tolerance is far smaller than any loss that the bound could miscount. Random losses scatter by 1 %.
     assert carried == pytest.approx(expected, rel=0.05), f"{carried / 1e6:.1f} Mbit/s"

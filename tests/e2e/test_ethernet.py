@@ -26,7 +26,7 @@ TUNSETIFF: Final = 0x400454CA
 IFF_TAP: Final = 0x0002
 IFF_NO_PI: Final = 0x1000
 FRAME: Final = 65536
-# Frames from the client, those with payload, of which one is lost.
+# Of this many frames with payload from the client, one is lost.
 EVERY: Final = 100
 FULL: Final = 1000
 BYTES: Final = 4 << 20
@@ -84,7 +84,7 @@ class Wire:
         ends.callback(os.write, wake, b"x")
 
     def carry(self, over: int) -> None:
-        """Carry frames until the end; of full ones from the client a hundredth is lost."""
+        """Carry frames until the end, but lose a hundredth of the client's full frames."""
         rng = random.Random(5)
         here, there = self.taps
         while True:
@@ -106,7 +106,7 @@ def wire() -> Iterator[Wire]:
 
 
 def why_not() -> str:
-    """Return why such a network is impossible here; "" if it is possible."""
+    """Return why this machine cannot have such a network; "" if it can."""
     return why_no_lab() or ("" if shutil.which("ip") else "namespaces need ip, of iproute2")
 
 

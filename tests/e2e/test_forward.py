@@ -53,14 +53,14 @@ def ask(port: int, message: bytes) -> bytes:
 
 
 def said(program: Program) -> dict[str, Any]:
-    """Return the next line of JSON of an end."""
+    """Return the next line of JSON that an end prints."""
     assert program.process.stdout is not None
     event: dict[str, Any] = json.loads(program.process.stdout.readline())
     return event
 
 
 def events(program: Program, number: signal.Signals = signal.SIGTERM) -> list[dict[str, Any]]:
-    """End it, and return the events that were not read yet."""
+    """End this end of the path, and return its events that were not read yet."""
     program.process.send_signal(number)
     code, out, err = program.end()
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""``thalweg forward --grpc`` between unmodified gRPC: HTTP/2 ends at both ends, or at the near end alone."""
+"""``thalweg forward --grpc`` between unmodified gRPC programs. Both ends terminate HTTP/2, or only the near end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Service:
         self.ordered = True
 
     def one(self, request: bytes, context: Any) -> bytes:
-        """Answer a message with itself backwards, and metadata with metadata."""
+        """Answer a message with the reversed message, and metadata with the same metadata."""
         metadata = dict(context.invocation_metadata())
         context.send_initial_metadata((("said", metadata.get("ask", "nothing")),))
         context.set_trailing_metadata((("bytes", str(len(request))), ("raw-bin", bytes(range(256)))))
@@ -51,7 +51,7 @@ class Service:
             yield number.to_bytes(4, "big") + bytes(size - 4)
 
     def total(self, requests: Iterator[bytes], context: Any) -> bytes:
-        """Sum up lengths; a message ``stop`` is refused before the rest is read."""
+        """Return the sum of the messages' lengths. At a message ``stop`` refuse the call without reading the rest."""
         total = 0
         for request in requests:
             if request == b"stop":
@@ -60,13 +60,13 @@ class Service:
         return str(total).encode()
 
     def chat(self, requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
-        """Answer each message when it comes."""
+        """Answer each message as soon as it arrives."""
         for request in requests:
             yield b"you said " + request
 
     def wait(self, _request: bytes, context: Any) -> bytes:
         """Wait until the caller gives up."""
-        # A call that was cancelled before takes no callback.
+        # A call that has been cancelled already does not accept a callback.
         if not context.add_callback(self.cancelled.set):
             self.cancelled.set()
         self.waiting.set()
@@ -74,7 +74,7 @@ class Service:
         return b""
 
     def push(self, requests: Iterator[bytes], context: Any) -> bytes:
-        """Receive the pushed messages, once the test allows it. A message ``fail`` makes the call fail."""
+        """Receive pushed messages once the test allows it. A message ``fail`` makes the call fail."""
         whole = b"".join(requests)
         before = len(self.pushed)
         self.release.wait(LIMIT)
@@ -85,7 +85,7 @@ class Service:
         return b"from the server"
 
     def handlers(self) -> Any:
-        """Return the service's methods in the form that gRPC takes."""
+        """Return the service's methods as gRPC's handlers."""
         shapes = {
             "one": grpc.unary_unary_rpc_method_handler(self.one),
             "many": grpc.unary_stream_rpc_method_handler(self.many),
@@ -98,7 +98,7 @@ class Service:
 
 
 class Route:
-    """A server with both ends before it."""
+    """A server, and both ends of a path to it."""
 
     def __init__(self, folder: Path, near: tuple[str, ...] = ("--grpc",), far: tuple[str, ...] = ("--grpc",)) -> None:
         self.service = Service()
@@ -116,7 +116,7 @@ class Route:
 
     @staticmethod
     def said(end: Program) -> dict[str, Any]:
-        """Return the next line of JSON of an end."""
+        """Return the next line of JSON that an end prints."""
         assert end.process.stdout is not None
         event: dict[str, Any] = json.loads(end.process.stdout.readline())
         return event
@@ -134,7 +134,7 @@ class Route:
         self.service.cancelled.set()
         for end in (self.near, self.far):
             runs = end.process.poll() is None
-            end.process.send_signal(signal.SIGTERM)  # which does nothing to one that a test has killed
+            end.process.send_signal(signal.SIGTERM)  # does nothing if a test has killed the process
             code = end.end()[0]
             assert code == 0 or not runs
         self.server.stop(None).wait(LIMIT)
@@ -142,7 +142,7 @@ class Route:
 
 @pytest.fixture(scope="module", params=["both", "near"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Route]:
-    """Serve behind a near end that ends HTTP/2, and a far end that does so too or does not."""
+    """Serve behind a near end that terminates HTTP/2, and a far end that may do so too."""
     path = Route(tmp_path_factory.mktemp("forward"), far=("--grpc",) if request.param == "both" else ())
     yield path
     path.close()
@@ -150,7 +150,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def channel(path: Route) -> Iterator[Any]:
-    """Speak to the server through both ends, over a connection of its own."""
+    """Open a gRPC channel to the server through both ends, over a connection of its own."""
     own = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(path.address, options=own) as channel:
         yield channel
@@ -220,7 +220,7 @@ def test_a_stalled_reader_stops_its_own_call_alone(path: Route, channel: Any) ->
     one = channel.unary_unary("/test.Shapes/one")
     for _ in range(20):
         assert len(one(bytes(200_000), timeout=LIMIT)) == 200_000
-    # What gRPC at both ends, both ends of the path and the kernel hold of it, of 1 GB.
+    # The part of 1 GB that the gRPC programs, both ends of the path and the kernel may hold in buffers.
     assert path.service.produced < 64 << 20
     stalled.cancel()
 
@@ -252,7 +252,7 @@ def test_what_is_no_http2_ends_its_own_connection_alone(path: Route, channel: An
     assert channel.unary_unary("/test.Shapes/one")(b"ab", timeout=LIMIT) == b"ba"
     with socket.create_connection(path.address.rsplit(":", 1), timeout=LIMIT) as program:
         program.sendall(BAD[words])
-        with suppress(OSError):  # the near end may have closed it by now, or closes it with words of ours unread
+        with suppress(OSError):  # the near end may have closed it, or closes it before it has read everything
             program.shutdown(socket.SHUT_WR)
             while program.recv(1 << 16):
                 pass
@@ -292,7 +292,7 @@ def test_answers_come_before_the_server_has_given_any(answering: Route) -> None:
         after = channel.unary_unary("/test.Shapes/one").future(b"ab", timeout=LIMIT)
         service.release.set()
         assert after.result() == b"ba"
-        # It was called after all of them, so the server has had them one after the other, before it.
+        # This call was the last one, so the server must have received all the others before it, one after the other.
         assert service.ordered
         assert service.pushed == parts
         push(iter((b"fail",)), timeout=LIMIT)

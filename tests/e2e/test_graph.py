@@ -28,7 +28,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shared memory by des
 
 
 def run(start: Start, *words: str) -> dict[str, Any]:
-    """The output of ``thalweg run --json`` for a job on a graph."""
+    """Run a job on a graph; return the output of ``thalweg run --json``."""
     code, out, err = start("run", "--record", "runs", "--json", *words).end()
     assert code == 0, err
     said: dict[str, Any] = json.loads(out)
@@ -57,10 +57,10 @@ def test_sixteen_processes_learn_digits(start: Start, tmp_path: Path) -> None:
     )
     said = run(start, str(plan), *DIGITS)
     assert (said["graph"], said["nodes"], said["iterations"]) == ("3-regular", 16, 4)
-    # Each has trained on 48 batches of 16, from 94 samples of its own.
+    # Each node has trained on 48 batches of 16, drawn from its own 94 samples.
     assert said["accuracy"]["mean"] > 0.7
     assert said["chunks_used"] == 1.0
-    # Weights whose columns sum to 1 move the mean by rounding alone.
+    # The columns of the weights sum to 1, so only rounding moves the mean.
     assert said["drift"] < 1e-5
     assert 0 < said["disagreement"] < 0.5
     folder = tmp_path / said["record"]
@@ -108,7 +108,8 @@ def test_other_ways_come_to_their_end(start: Start, words: tuple[str, ...]) -> N
 @pytest.mark.parametrize("rule", ["symmetric", "paper"])
 def test_models_that_are_put_aside_come_to_the_same_mean(start: Start, tmp_path: Path, rule: str) -> None:
     said = run(start, "--graph", "star", "--clients", "4", "--rounds", "3", "--weights", rule, *DIGITS)
-    # All came both ways, so these are Metropolis-Hastings weights on a graph whose degrees differ.
+    # All chunks arrived in both directions. So these are the Metropolis-Hastings weights of a graph with different
+    # degrees.
     rows = read_table(tmp_path / said["record"], "exchanges")
     assert {(row["state"], row["weight"]) for row in rows} == {("whole", 0.25)}
     assert said["drift"] < 1e-5
@@ -129,7 +130,7 @@ def test_nodes_that_send_a_share_of_their_models_send_so_many_bytes(start: Start
     said = run(start, "--graph", "ring", "--clients", "4", "--rounds", "6", "--share", "0.25", *PAYLOAD)
     exchanges = read_table(tmp_path / said["record"], "exchanges")
     assert {(row["state"], row["bytes"]) for row in exchanges} == {("whole", 64 << 10)}
-    # What a node has not sent yet when its last iteration ends is not counted.
+    # Bytes that a node sends after its last iteration has ended are not counted.
     least, most = (rounds * 4 * 2 * (256 << 10) for rounds in (5, 6))
     assert 0.25 * least < said["bytes_sent"] < 0.3 * most
     assert said["chunks_used"] == 1.0
@@ -176,7 +177,7 @@ def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -
     rows = read_table(tmp_path / json.loads(out)["record"], "iterations")
     finished = [row["node"] for row in rows if row["round"] == 100]
     assert len(finished) == 4, "it goes on alone when it comes back"
-    # How many a node leaves out depends on the machine's load. crates/proto tests it in virtual time.
+    # The number of skipped iterations depends on the machine's load. crates/proto tests it in virtual time.
 
 
 def test_a_node_that_is_twenty_times_slower_skips_iterations_and_is_heard(start: Start, tmp_path: Path) -> None:
@@ -197,8 +198,8 @@ def test_a_node_that_is_twenty_times_slower_skips_iterations_and_is_heard(start:
     rows = read_table(record, "iterations")
     mine = {f"node-{n}": [row for row in rows if row["node"] == f"node-{n}"] for n in range(1, 7)}
     slow = mine.pop("node-3")
-    # It takes its neighbours' numbers, so that they use its models. That nobody waits for it is tested in virtual time
-    # (crates/proto/tests/machines/node): here that depends on what else the machine does.
+    # The slow node takes over its neighbours' iteration numbers, so that they use its models. Whether the neighbours
+    # wait for it depends on the machine's load here; crates/proto/tests/machines/node tests that in virtual time.
     assert len(slow) < min(len(of_node) for of_node in mine.values())
     assert sum(row["skipped"] for row in slow) > 0
     heard = {row["round"] for row in read_table(record, "exchanges") if row["neighbour"] == "node-3" and row["bytes"]}
@@ -247,7 +248,7 @@ checkpoint_every = 2
 
 
 def kept(folder: Path) -> dict[str, bytes]:
-    """The models in a record, by name of their file."""
+    """Return the models in a record, by the names of their files."""
     return {path.name: path.read_bytes() for path in (folder / "nodes").iterdir()}
 
 
@@ -301,7 +302,7 @@ def plan_of_nodes(folder: Path, *, name: str = "plan.toml", rounds: int = 3) -> 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Path:
-    """A plan of three nodes whose certificates are beside it."""
+    """Write a plan of three nodes, with their certificates beside it."""
     (tmp_path / "ports").write_text("\n".join(map(str, free_ports(3))))
     pki.init(tmp_path / "pki", ["localhost"], 1)
     for node in NODES:
@@ -310,7 +311,7 @@ def guarded(tmp_path: Path) -> Path:
 
 
 def node(start: Start, plan: Path, name: str, *, shows: str | None = None) -> Program:
-    """Start a node with its certificate, or with that of another."""
+    """Start a node with its own certificate, or with another node's (``whose``)."""
     whose = shows or name
     return start("node", plan.name, "--name", name, "--json", "--ca", "pki/ca.crt", "--cert", f"pki/{whose}.crt",
                  "--key", f"pki/{whose}.key", "--timeout", "60")  # fmt: skip
@@ -353,7 +354,8 @@ def test_a_node_on_its_own_goes_on_from_its_record(start: Start, tmp_path: Path)
 
 
 def test_a_node_with_the_certificate_of_another_is_refused(start: Start, guarded: Path) -> None:
-    # Of two the one with the higher name listens, and compares the certificate with the name that is said.
+    # Of two nodes the one with the greater name listens. It compares the other's certificate with the name in the
+    # handshake.
     node(start, guarded, "clara").until("waiting for anna, berta")
     code, out, err = node(start, guarded, "berta", shows="anna").end()
     assert code != 0
@@ -361,7 +363,7 @@ def test_a_node_with_the_certificate_of_another_is_refused(start: Start, guarded
 
 
 def test_a_node_that_is_dialled_needs_a_certificate_in_its_own_name(start: Start, guarded: Path) -> None:
-    # Clara's certificate is of the same authority and for the same host.
+    # Clara's certificate is from the same authority, and for the same host.
     node(start, guarded, "berta", shows="clara").until("waiting for anna, clara")
     code, out, err = node(start, guarded, "anna").end()
     assert code != 0
@@ -393,7 +395,8 @@ def test_links_of_an_emulated_network_carry_the_exchanges(
     said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "4", *PAYLOAD, *words)
     record = Record(tmp_path / said["record"])
     assert record.manifest["emulation"] == "packet level"
-    # In a star a node's link carries what it sends to two neighbours, else each has a link of its own.
+    # In a star, one link carries all that a node sends to its two neighbours. Otherwise each neighbour has a link of
+    # its own.
     least = 4 * (256 << 10) * (2 if topology == "star" else 1)
     rows = {(row["link"], row["direction"]): row for row in read_table(record.path, "links")}
     for direction in ("ab", "ba"):

@@ -1,7 +1,7 @@
 """A signal ends a command: its output and its record report that, and no process is left.
 
-Ctrl-C as a terminal sends it, to all processes in front at once; SIGTERM and SIGHUP as service managers, containers and
-shells send them, to the command alone or to all of its processes.
+A terminal sends Ctrl-C to all processes of its foreground group at once. Service managers, containers and shells send
+SIGTERM and SIGHUP to the command alone, or to all of its processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 RUN = ["run", "--clients", "2", "--rounds", "100000", "--model"]
 PAYLOAD = [*RUN, "payload:256KiB"]
-# Not a limit on speed: it only keeps a program that ignores Ctrl-C from blocking the tests for ever.
+# Seconds after which a program that ignores Ctrl-C fails its test. It is no limit on speed.
 HUNG_SECONDS = 120.0
 BENCH = 'repetitions = 9\n[base]\njob = {clients = 2, rounds = 9}\nmodel = {name = "lenet"}\n'
 LONG = 'repetitions = 9\n[base]\njob = {clients = 2, rounds = 300}\nmodel = {name = "payload:256KiB"}\n'
@@ -40,7 +40,7 @@ AMQP = pytest.mark.skipif(installed("rabbitmq-server") is None, reason="rabbitmq
 
 
 class Terminal:
-    """A program in front of a terminal: a group of processes of its own, all of whose descendants can be found."""
+    """A program in the foreground of a terminal, in a process group of its own. All its descendants can be found."""
 
     def __init__(self, arguments: list[str], folder: Path, through: Sequence[str] = ()) -> None:
         self.mark = f"THALWEG_TEST={secrets.token_hex(8)}"
@@ -77,7 +77,7 @@ class Terminal:
         return self._ended()
 
     def _ended(self) -> tuple[int, str, list[str]]:
-        self.process.wait(HUNG_SECONDS)  # it ends in two; one that never does fails here
+        self.process.wait(HUNG_SECONDS)  # it usually ends within two seconds
         left = self.left()
         _, said = self.process.communicate()
         return self.process.returncode, said, left
@@ -126,7 +126,8 @@ def opened() -> Iterator[list[Terminal]]:
         (["client", "tcp://127.0.0.1:1"], "joining"),
         (["bench", "plan.toml"], "bench: "),
         (["bench", "plan.toml"], "[1/9]"),
-        # `exec`, since dash loses a Ctrl-C that comes while it starts another program, and waits for that.
+        # With `exec`, because dash loses a Ctrl-C that arrives while it starts another program, and then waits for
+        # that.
         pytest.param(["lab", "exec", "--network", "lan", "--", "sh", "-c", "echo here >&2; exec sleep 600"], "here",
                      marks=LAB),
         (["doctor", "--serve", "tcp://127.0.0.1:0"], "answering"),
@@ -232,7 +233,7 @@ def test_sigterm_ends_a_job_with_its_record(
         (["bench", "plan.toml"], "[1/9]", None),
         (["flower", "server", "app"], "waiting for", None),
         (["doctor", "--serve", "tcp://127.0.0.1:0"], "answering", None),
-        # To be ended from outside is how these end well.
+        # These commands run until a signal ends them, so a signal is their normal end.
         (["forward", "--listen", "tcp://127.0.0.1:0", "--to", "127.0.0.1:1"], "listening", 0),
         (["forward", "--mask", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--plain"], "listening", 0),
         pytest.param(["lab", "exec", "--network", "lan", "--", "sh", "-c", "echo here >&2; exec sleep 600"], "here",
@@ -267,7 +268,7 @@ def test_sigterm_and_sighup_end_each_command(  # noqa: PLR0917 - pytest gives th
 def test_as_the_first_process_of_a_container_it_ends_too(
     opened: list[Terminal], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The kernel does not deliver to PID 1 the signals for which it has no handler."""
+    """The kernel delivers a signal to PID 1 only if that process has a handler for it."""
     own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if shutil.which("unshare") is None or subprocess.run([*own, "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to make a PID namespace")
@@ -283,7 +284,7 @@ def test_as_the_first_process_of_a_container_it_ends_too(
 
 
 def test_a_terminal_that_is_closed_ends_a_run_in_good_order(tmp_path: Path) -> None:
-    """Last output is dropped, since writing to the closed terminal would fail and stop the command's clean-up."""
+    """The command drops its last output, because an error on writing to the closed terminal would stop its clean-up."""
     here, there = pty.openpty()
     run = subprocess.Popen(
         [sys.executable, "-m", "thalweg", *PAYLOAD],

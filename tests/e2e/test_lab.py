@@ -25,7 +25,7 @@ from thalweg.record import Record
 from thalweg.record.tables import read_table
 
 Run = Callable[..., Any]
-# Waits on a host of a lab until it is ended.
+# A program that waits on a host of a lab until it is ended.
 SLEEP = [sys.executable, "-c", "import sys, time; print('here', flush=True); time.sleep(600)"]
 ADDRESS = [sys.executable, "-c", "import socket; print(socket.gethostbyname('server'), flush=True)"]
 TIMEOUT = 30.0
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why
 
 @pytest.fixture(autouse=True)
 def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Labs of this test alone; those that it left are taken down, and it has failed."""
+    """A folder for the labs of this test alone. A test that leaves a lab behind fails, and the lab is taken down."""
     runtime = tmp_path / "runtime"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -71,7 +71,7 @@ def until(look: Callable[[], Any]) -> Any:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process ends."""
+    """Wait for the end of a process; return whether it has ended."""
     try:
         watch = os.pidfd_open(pid)
     except OSError as error:
@@ -99,7 +99,7 @@ def groups_of(pid: int) -> list[Path]:
 
 
 def begin(program: Program) -> int:
-    """Wait until a SLEEP in a lab is there; return the id of its process."""
+    """Wait until a SLEEP program runs in a lab; return its process id."""
     assert program.process.stdout is not None
     assert program.process.stdout.readline() == "here\n"
     path = Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children")
@@ -361,7 +361,7 @@ def test_errors_say_what_to_do(start: Start, arguments: Sequence[str], code: int
 
 
 def bare(tool: str, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of `lab up` in an environment from which a tool has removed something."""
+    """Run `lab up` in an environment without this tool; return exit code and output."""
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
     lab = [sys.executable, "-m", "thalweg", "lab", "up", "--network", "lan"]

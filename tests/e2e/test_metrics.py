@@ -63,7 +63,7 @@ def test_a_node_that_is_started_by_hand_is_scraped(start: Callable[..., Program]
     assert found['thalweg_workers{node="west"}'] == 1
     start("client", listening, "--name", "a")
     start("client", east.until("listening on").split("listening on ")[1].strip(), "--name", "b")
-    server.until("round 4/")  # the node may count a round after the server has said that it is over
+    server.until("round 4/")  # a node may count a round only after the server has reported its end
     found = scraped(url)
     assert found["thalweg_rounds_total"] >= 3
     assert found['thalweg_updates_total{state="whole"}'] >= 3

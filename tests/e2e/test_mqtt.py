@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 def mosquittos(parent: int) -> list[int]:
-    """Return the Mosquittos below a process: supervisors are its children, brokers theirs."""
+    """Return the ids of a process's brokers, which are children of their supervisors, which are its children."""
     parents, names = {}, {}
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -58,7 +58,7 @@ def test_a_run_has_a_broker_of_its_own(result: Run, tmp_path: Path, options: tup
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[str]:
-    """Run a broker that takes packets of 100,000 bytes at most; return the URL of a job on it."""
+    """Run a broker that accepts packets of at most 100,000 bytes; yield the URL for a job through it."""
     (port,) = free_ports(1)
     (tmp_path / "narrow.conf").write_text(
         f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size 100000\npersistence false\n"
@@ -77,7 +77,7 @@ def narrow(tmp_path: Path) -> Iterator[str]:
 def test_chunks_are_as_small_as_a_broker_wants_them(
     result: Run, tmp_path: Path, narrow: str, options: tuple[str, ...]
 ) -> None:
-    """Chunks have 262,144 bytes unless a broker wants less."""
+    """Chunks have 262,144 bytes unless the broker accepts only smaller messages."""
     job = ("--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
     done = result("run", "--transport", narrow, *job, *options)
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
@@ -105,7 +105,8 @@ def test_a_broker_with_a_host_of_its_own(result: Run, tmp_path: Path) -> None:
     assert (done["emulation"], manifest["broker"]["party"]) == ("packet level", "broker")
     rows = {(row["source"], row["target"]): row for row in parquet.read_table(record / "links.parquet").to_pylist()}
     assert {ends for ends in rows if "broker" in ends} == {("broker", "switch"), ("switch", "broker")}
-    # The model goes to the broker once a round and updates all; from it a model for each client, and all updates.
+    # Each round, the broker receives one model and all updates, and sends a model to each client and all updates to the
+    # server.
     assert 6 << 20 < rows["switch", "broker"]["bytes_out"] < 8 << 20
     assert rows["broker", "switch"]["bytes_out"] > 8 << 20
     assert rows["broker", "switch"]["delay_p50"] >= 0.005
@@ -113,13 +114,13 @@ def test_a_broker_with_a_host_of_its_own(result: Run, tmp_path: Path) -> None:
     assert set(parties) == {"server", "client-1", "client-2", "broker"}
     assert parties["broker"]["retransmitted_segments"] is not None
     least = manifest["bound"]["round_seconds"]
-    # Two models out of the broker and one update on its way in and out, at 80 Mbit/s.
+    # At 80 Mbit/s: two models leave the broker, and one update goes into it and out of it.
     assert least > 3 * (1 << 20) * 8 / 80e6
     assert all(entry["communication_seconds"] > least for entry in done["rounds"]), "nothing beats the links"
 
 
 def restricted() -> str:
-    """Return a congestion control that no namespace takes for its default; where all may be chosen, any."""
+    """Return a congestion control that the kernel refuses as a namespace's default; any if it refuses none."""
     folder = Path("/proc/sys/net/ipv4")
     allowed, known = (
         (folder / f"tcp_{kind}_congestion_control").read_text().split() for kind in ("allowed", "available")

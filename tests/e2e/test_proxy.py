@@ -84,7 +84,7 @@ def test_without_the_right_to_it_the_proxy_says_what_is_missing(start: Start) ->
     drop = shutil.which("setpriv")
     if why_no_lab() or address is None or drop is None:
         pytest.skip("needs root, setpriv and an address beside the loopback")
-    # Root without the right to make devices.
+    # Run as root, but without the capability to make devices.
     arguments = ("forward", "--mask", "--listen", f"{address}:0", "--to", ":9")
     program = start(*arguments, through=(drop, "--bounding-set=-net_admin", "--inh-caps=-net_admin"))
     code, out, err = program.end()

@@ -31,12 +31,12 @@ Start = Callable[..., Program]
 
 TOKEN: Final = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
 JOB: Final = ("--model", "payload:1MiB", "--clients", "4", "--aggregation", "tree", "--placement", "worst-fit")
-# Seconds that a raylet may take to be there on a loaded machine.
+# Seconds that a raylet may take to start on a busy machine.
 TIMEOUT: Final = 120
 
 
 class Cluster:
-    """Two machines of Ray, which are two addresses of this one."""
+    """A Ray cluster of two machines, which are two addresses of this machine."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
@@ -65,7 +65,7 @@ class Cluster:
             time.sleep(0.1)
 
     def pids(self, words: str, *, at: int | None = None) -> list[int]:
-        """The cluster's processes with these words on their command line; of one machine, with ``at``."""
+        """Return the cluster's processes whose command line has these words; with ``at``, only those of one machine."""
         roots = [process.pid for process in (self.processes if at is None else [self.processes[at]])]
         return [pid for pid in below(roots) if words in _command(pid)]
 
@@ -83,7 +83,7 @@ Clusters = Callable[..., Cluster]
 
 
 def below(roots: list[int]) -> list[int]:
-    """These processes and all that they have started."""
+    """Return these processes and all their descendants."""
     parents: dict[int, int] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -129,7 +129,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clusters]:
 
 
 def test_ray_places_nodes_and_restarts_them(clusters: Clusters, start: Start, tmp_path: Path) -> None:
-    """An actor that is killed is back with its clients; with a machine that is killed only its clients are lost."""
+    """A killed actor returns, with its clients. If a machine is killed, only its clients are lost."""
     cluster = clusters()
     begun = ("run", *JOB, "--engine", "ray", "--ray-address", cluster.address, "--nodes")
     code, _, said = start(*begun, "3", "--ray-wait", "1").end()

@@ -18,7 +18,7 @@ Run = Callable[..., Any]
 
 
 def missing() -> str:
-    """Why this machine has no RDMA device, with the hint; empty if it has one."""
+    """Return why this machine has no RDMA device, with the hint; empty if it has one."""
     try:
         return "" if _core.rdma_devices() else "no device"
     except _core.CoreError as error:

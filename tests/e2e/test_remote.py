@@ -99,7 +99,7 @@ def test_without_a_token_nobody_gets_in(start: Start) -> None:
 
 
 def test_an_app_of_ones_own(start: Start, tmp_path: Path) -> None:
-    """It is not the server's, so it is refused; both ends name the first tensor that differs."""
+    """The client's app is not the server's, so the client is refused. Both ends name the first tensor that differs."""
     (tmp_path / "my_app.py").write_text(APP)
     (tmp_path / "other_app.py").write_text(APP.replace("Linear(4, 2)", "Linear(5, 2)"))
     server = start("server", "--app", "my_app:App", "--clients", "1", "--rounds", "1")

@@ -49,13 +49,13 @@ def test_what_is_sent_again_is_what_the_hosts_sent_again(
     folder = tmp_path / done["record"]
     resent = Record(folder).manifest["resent"]
     hosts = {row["party"]: row["retransmitted_segments"] for row in read_table(folder, "parties")}
-    # The hosts count the ends of connections too: a segment or two for each.
+    # The hosts also count the segments that end connections: one or two for each connection.
     slack = 2 * clients + 1
     assert resent["down"] + resent["up"] > 0, "2 % of more than 4,000 packets were lost"
     assert 0 <= hosts["server"] - resent["down"] <= slack, (resent, hosts)
     assert 0 <= sum(hosts.values()) - hosts["server"] - resent["up"] <= slack, (resent, hosts)
     assert numbers(read_run(folder)).retransmissions == resent["down"] + resent["up"]
-    # A client tells of its first update when the next one is under way.
+    # A client reports the count of its first update while it sends the second one.
     transfers = [row["retransmissions"] or 0 for row in read_table(folder, "transfers")]
     assert sum(transfers) <= resent["down"] + resent["up"], "transfers lack what was counted last"
     assert sum(transfers) > 0
@@ -98,7 +98,8 @@ def test_all_links_of_a_tree_count(result: Callable[..., Any], tmp_path: Path, t
     resent = Record(folder).manifest["resent"]
     hosts = {row["party"]: row["retransmitted_segments"] for row in read_table(folder, "parties")}
     total = resent["down"] + resent["up"]
-    # A segment or two for the end of each connection: three clients, two nodes at the root, and two among themselves.
+    # One or two segments end each connection: those of three clients, of two nodes to the root, and between the two
+    # nodes.
     assert 0 <= sum(hosts.values()) - total <= 2 * (3 + 2 + 2), (resent, hosts)
     assert total > 0
     assert numbers(read_run(folder)).retransmissions == total

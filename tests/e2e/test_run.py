@@ -104,7 +104,7 @@ def test_links_at_message_level_as_the_plan_says(result: Run, tmp_path: Path) ->
 
 
 def test_links_at_message_level_for_want_of_permission(tmp_path: Path) -> None:
-    # Root without the capabilities has no more rights than other users.
+    # Without its capabilities, root has no more rights than other users.
     drop = ["setpriv", "--bounding-set=-net_admin,-sys_admin"] if os.geteuid() == 0 else []
     if drop and shutil.which(drop[0]) is None:
         pytest.skip("setpriv is not installed")

@@ -46,7 +46,7 @@ def test_a_sealed_run_and_its_overhead(
     (tmp_path / "plan.toml").write_text(PLAN.format(transport=transport, cipher=cipher, more=more))
     record = Record(tmp_path / result("run", "plan.toml")["record"])
     assert len(record.entries) == 2
-    # Chunks of 32 records, each with 16 bytes before them; frames have headers besides.
+    # A chunk has 32 sealed records with 16 more bytes each. Frames also have headers.
     each = 32 if cipher == "aes-cbc" else 16
     sealed = BYTES + BYTES // 1024 * each + BYTES // (32 << 10) * 16
     for entry in record.entries:

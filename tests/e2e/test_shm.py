@@ -39,7 +39,7 @@ except ConnectionError:
 """
 
 
-# Every value is computed from the received model, the client and the round.
+# An app that computes every value from the received model, the client and the round.
 APP = """
 import numpy as np
 
@@ -66,7 +66,7 @@ def sockets() -> dict[str, str]:
 
 
 def sockets_of(process: int) -> set[str]:
-    """Return the names of a process' own sockets, since other programs of this machine have theirs."""
+    """Return the names of the transport's sockets that this process has; other programs may have such sockets too."""
     held = set()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile

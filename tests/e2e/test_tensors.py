@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 Run = Callable[..., Any]
 CLIENTS = 2
-# Of vgg5's 2.3 MB nine tenths are classifier.0.weight.
+# classifier.0.weight has nine tenths of vgg5's 2.3 MB.
 PLAN = f"""
 [job]
 clients = {CLIENTS}
@@ -31,7 +31,7 @@ critical = ["features.*", "*.bias"]
 budgets = {{ "classifier.0.*" = 0.02 }}
 [transport]
 """
-# Chunks of a packet each: of the tensor with a budget some thirty may be missing.
+# Each chunk is one packet. About thirty chunks of the tensor with a budget may be missing.
 FAULTS = "\nchunk = 1344\n[layers.fault]\nseed = 7\nloss = 0.1\n"
 NETWORK = """
 [transport.options]
@@ -45,7 +45,7 @@ emulator = "packet"
 
 
 def lost(result: Run, folder: Path, text: str) -> list[dict[str, float]]:
-    """Run a plan; return of each update the share of each tensor that is missing."""
+    """Run a plan; return for each update the missing share of each tensor."""
     (folder / "plan.toml").write_text(text)
     (entry,) = Record(folder / result("run", "plan.toml")["record"]).entries
     ways = [way for way in entry["transfers"] if way["direction"] == "up"]

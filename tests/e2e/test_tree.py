@@ -77,7 +77,7 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
 
 
 def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
-    """The first node to finish is the top; tests/job/test_tree.py has the other one."""
+    """The top is the first node that finishes. tests/job/test_tree.py tests the dedicated top."""
 
     def trained(name: str, *options: str) -> tuple[bytes, dict[str, Any]]:
         base = ["--model", "lenet", "--data", "digits", "--clients", "3", "--rounds", "2", "--deterministic"]
@@ -108,7 +108,7 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
         assert [node["counted"] for node in fold["nodes"]] == [2, 1]
         assert fold["between_bytes"] > 2 * done["update_bytes"]
         assert fold["top"] in ("node-0", "node-1")
-        # Times of all nodes are on one clock: what a round took is not longer than the round.
+        # The times of all nodes are on one clock: no part of a round takes longer than the round.
         assert 0 < row["communication_seconds"] < row["seconds"] + 1
 
 
@@ -180,13 +180,13 @@ def test_nodes_have_an_emulated_network(result: Run, tmp_path: Path) -> None:
     assert crossed["server", "ab"] > 2 * 2 * done["update_bytes"]
     for node in ("node-0", "node-1"):
         assert crossed[node, "ba"] > 2 * done["update_bytes"]
-    # The sums of a node, and the mean, each take as long as their link of 20 Mbit/s needs.
+    # A node's sums and the mean each take at least the time that a link of 20 Mbit/s needs.
     for row in record.rounds():
         assert row["seconds"] > 2 * done["update_bytes"] * 8 / 20e6
 
 
 def test_a_node_that_is_killed_is_back_in_the_next_round(start: Start) -> None:
-    # Rounds that take as long as clients compute, so that enough of them are left whenever this test has its turn.
+    # Clients compute in each round, so that rounds are long enough for this test to act before the last one.
     base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "60", "--compute", "100ms")
     tree = ("--aggregation", "tree", "--nodes", "2", "--placement", "worst-fit", "--top", "sharded")
     run = start(*base, *tree, "--json")
@@ -230,7 +230,7 @@ def test_some_clients_of_all_nodes_take_part(result: Run, tmp_path: Path) -> Non
 
 
 def issue(folder: Path) -> None:
-    """Make the files of two nodes, which have no secret, and of two clients."""
+    """Make the files of two nodes (without the secret) and of two clients."""
     for name in ("west", "east"):
         pki.issue(folder, name, 1, role="tree-node", hosts=["127.0.0.1"])
     for name in ("a", "b"):
@@ -238,7 +238,7 @@ def issue(folder: Path) -> None:
 
 
 def trusted(name: str) -> tuple[str, ...]:
-    """What a node of one client shows its parent, and its client."""
+    """Return the options of a node for one client: what it shows to its parent and to its client."""
     pair = ("--cert", f"pki/{name}.crt", "--key", f"pki/{name}.key")
     return ("--token-file", f"pki/{name}.token", *pair, "--clients", "1", "--json")
 
@@ -268,7 +268,7 @@ def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
 
 
 def test_clients_of_nodes_started_by_hand_move_under_tls(start: Start, tmp_path: Path) -> None:
-    """All listen on every address of this machine, so links are encrypted, and certificates are of 127.0.0.1."""
+    """All parties listen on every address of this machine, so links are encrypted. Certificates are for 127.0.0.1."""
     plan = PLAN.replace("tcp://127.0.0.1:0", "tcp://0.0.0.0:0").replace("rounds = 1", "rounds = 40")
     (tmp_path / "job.toml").write_text(plan.replace("count = 2", "count = 2\naway = 0.0"))
     pki.init(tmp_path / "pki", ["127.0.0.1"], 1)

@@ -92,7 +92,8 @@ def test_sealed_updates_lose_the_records_that_holes_touch(result: Run, tmp_path:
         assert way["bytes"] + way["missing"] == BYTES
         assert 0 < way["missing"] < 0.1 * BYTES
         assert way["missing"] <= way["records_lost"] * RECORD
-        # Tags of all records, and headers, less the lost bytes.
+        # More than the update: the authentication tags of all sealed records, and headers. Less than that: the lost
+        # bytes.
         assert way["wire_bytes"] > way["bytes"] * (1 + 16 / RECORD)
     for way in ways(entry, "down"):
         assert way["missing"] == 0

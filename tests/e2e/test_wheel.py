@@ -1,6 +1,6 @@
 """A wheel of the core that is built here, installed and used as a user does: its files and its requirements.
 
-`make wheel` does the same with the wheel that is for other machines too.
+`make wheel` does the same with the wheel that also runs on other machines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ STAMPS: Final = ROOT / ".venv/.stamps"
 
 
 def stamp(name: str, default: str) -> str:
-    """Return how the core was built, as `scripts/setup.sh` has noted it."""
+    """Return how the core was built, from the file that `scripts/setup.sh` wrote."""
     path = STAMPS / name
     return path.read_text().strip() if path.exists() else default
 
 
 @pytest.mark.e2e
 def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
-    # Another profile, feature or commit's name would have the core compiled again.
+    # With another profile, feature or commit name cargo would compile the core again.
     profile, features = stamp("profile", "release"), []
     features += ["baselines"] if stamp("baselines", "0") == "1" else []
     features += ["as-in-tests"] if profile == "dev" else []

@@ -30,7 +30,7 @@ def cell(labels: Mapping[str, str], runs: list[dict[str, Any]], **median: Any) -
 
 
 def cells(runs: int = 3, spread: float = 0.001, **changed: float | None) -> list[Cell]:
-    """Return cells whose runs are apart by ``spread``, a fraction."""
+    """Return cells whose runs differ by the fraction ``spread``."""
     found = []
     for (case, network), seconds in SECONDS.items():
         value = changed.get(f"{case}_{network}", seconds)
@@ -91,7 +91,7 @@ def test_a_hundredth_more_is_not_more() -> None:
 
 
 def test_a_ratio_agrees_only_on_its_side_of_one() -> None:
-    """The paper has 1.13. 0.98 is within a factor of 1.25 of it, but on the other side of 1."""
+    """The paper's ratio is 1.13. A ratio of 0.98 is within a factor of 1.25 of it, but on the other side of 1."""
     faster = cells(spread=0.0, tcp_3g=19.6, tcp_wifi=19.6)
     assert judge(claim("ratio", of=TCP, to=UDP, value=1.13), faster, []).seen == "no"
     assert judge(claim("ratio", of=TCP, to=UDP, value=0.9), faster, []).seen == "yes"
@@ -104,7 +104,7 @@ def test_runs_of_the_same_are_seldom_more() -> None:
         runs = [[{"seconds": rng.lognormvariate(0, 0.2)} for _ in range(4)] for _ in range(2)]
         both = [cell(TCP, runs[0]), cell(UDP, runs[1])]
         wrong += judge(claim("more", of=TCP, to=UDP), both, []).seen == "yes"
-    # 2.5 % would be 7.5; 18 or more have a probability below 0.1 %.
+    # 7.5 wrong ones (2.5 %) are expected. 18 or more have a probability below 0.1 %.
     assert wrong < 18
 
 
@@ -160,7 +160,7 @@ def test_accuracies_are_compared_at_the_end() -> None:
 
 
 def rates(**changed: Any) -> list[Cell]:
-    """Return cells of a kernel's receiver and of one that masks, at no loss and at 1 %, of two equal runs."""
+    """Return cells with two equal runs each: a kernel's and a masking receiver, both without loss and with 1 % loss."""
     found = []
     for case, loss, rate in (("tcp", "0%", 90e6), ("tcp", "1%", 3e6), ("masked", "0%", 90e6), ("masked", "1%", 89e6)):
         numbers = {"seconds": 1.0, "goodput": rate, "lost": 0.125, "jain": 0.95, "reached": 0.657, **changed}
@@ -221,7 +221,7 @@ def test_every_claim_has_a_rule(name: str) -> None:
 
 
 def test_known_wrong_answers_are_right_now() -> None:
-    """Measurements that do not show a claim, though an earlier version answered yes."""
+    """An earlier version gave the verdict yes on these measurements, which do not show the claim."""
 
     def kinds(name: str, begin: str) -> list[dict[str, Any]]:
         return [one for one in json.loads((ROOT / name / "expected.json").read_text())["claims"]

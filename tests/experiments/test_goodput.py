@@ -56,7 +56,8 @@ def test_jains_index(rates: list[float], index: float) -> None:
 def test_the_slowest_link_of_its_own_or_the_shared_one_is_the_ceiling() -> None:
     own = [link(name, name, "server", rate=rate, loss=0.5) for name, rate in (("client-1", 30e6), ("client-2", 90e6))]
     part = 1448 / 1500
-    # What is lost in front of the limit takes none of the rate; behind the sender's own device it does.
+    # Packets that are lost in front of the limit use none of its rate. Those that are lost behind the sender's own
+    # device do.
     assert goodput.ceiling_of(own, 2) == pytest.approx(2 * 30e6 * part)
     assert goodput.ceiling_of(own, 2, at_device=True) == pytest.approx(2 * 30e6 * part / 2)
     shared = link("bottleneck", "switch", "server", rate=10e6, loss=0.0)
@@ -75,7 +76,7 @@ def test_links_of_clients_that_were_not_chosen_limit_nothing() -> None:
 
 def test_a_record_has_all_numbers(tmp_path: Path) -> None:
     found = goodput.of_run(read_run(records.make(tmp_path / "run", rounds=1)))
-    # An update of 1 MB takes from 0.01 to 0.1 s after it is sent; both clients' do at the same time.
+    # Both clients' updates of 1 MB arrive at the same time, from 0.01 s to 0.1 s after they were sent.
     each = records.UPDATE * 8 / 0.09
     assert found["clients"] == 2
     assert found["goodput"] == measured.rounded(2 * each)

@@ -53,7 +53,7 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     found = iterations.of_run(read_run(job.run(plan, LineProgress()).record.path))
     assert found["used"] == 1.0
     assert found["timeouts"] == 0.0
-    assert 0.5 < found["sent"] < 1.2  # what is still on the way at the end is not counted
+    assert 0.5 < found["sent"] < 1.2  # bytes that are in flight at the end are not counted
     assert [point["round"] for point in found["curve"]] == [1, 2]
     assert found["reached"] == pytest.approx(found["curve"][-1]["accuracy"])
     assert found["box"][0] <= found["exchange_median"] <= found["box"][-1]

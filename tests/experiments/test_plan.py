@@ -17,7 +17,7 @@ from thalweg.errors import PlanError
 
 ALL = names()
 STUDIES = sorted({name.partition("/")[0] for name in ALL})
-# How the requirements' lines on each paper begin.
+# Prefix of the ids of the requirements' lines on each paper.
 PREFIX = {"lifl": "L-", "fedcomm": "F-", "fedrdma": "R-", "unifl": "U-", "udp-dpsgd": "D-"}
 
 
@@ -30,7 +30,7 @@ def made_up(name: str, value: float) -> dict[str, Any]:
 
 
 def on_graph(number: int) -> dict[str, Any]:
-    """Numbers of a job on a graph of three nodes."""
+    """Return the numbers of a job on a graph of three nodes."""
     keys = ("exchange_mean", "exchange_std", "timeouts", "gap_mean", "last", "reached", "reached_std", "tested_loss")
     points = [{"round": at, "seconds": 2.0 * at, "accuracy": 0.1 * at, "accuracy_std": 0.01} for at in (1, 2)]
     return {
@@ -173,7 +173,7 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
     assert all(file.stat().st_size > 1000 for file in files)
     found = judge(name, tmp_path / "measured.json")
     assert len(found) == len(claims.read(ROOT / name / "expected.json"))
-    # Those that need another figure's numbers wait for them.
+    # Claims that need another figure's numbers cannot be judged yet.
     here = [one for one in found if "base" not in one.claim]
     assert {verdict.seen for one in here for verdict in one.verdicts.values()} <= {claims.ONE_RUN}
 

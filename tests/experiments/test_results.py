@@ -51,7 +51,8 @@ def test_goodput_and_what_it_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     ) in text
 
 
-# Words about columns, conditions and what was not measured. A table of figures is made from data, between marks.
+# Heads of tables that may be written by hand: about columns, conditions and things that were not measured. Tables of
+# numbers are generated between marks.
 WORDS = {"| column | meaning |", "| figure or table | why |"}
 
 

@@ -1,4 +1,4 @@
-"""A vision app, run on Flower's own engine and over thalweg by the same seed: the model, and its accuracy."""
+"""Runs a vision app on Flower's own engine and over thalweg with the same seed; returns the model and its accuracy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.flower import data
 
 ROOT = Path(__file__).parents[2]
 APP = Path(__file__).parent / "apps" / "torch_vision"
-# The sum of two is the same in either order; in Flower the bits of more depend on the order of arrival.
+# With two clients a sum has the same bits in either order. With more, Flower's sums depend on the order of arrival.
 CLIENTS = 2
 RUN = ("thalweg", "flower", "run", "--transport", "memory")
 WAYS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Members of a Flower run with scripted answers: honest ones, and admitted ones that lie, die or never answer."""
+"""Members of a Flower run with scripted answers. They all have a token; some lie, leave or never answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def send(task: Given, draft: Draft) -> None:
     if draft.raw is None:
         task.answer(draft.head, draft.body, weight=draft.weight)
     else:
-        # Past the API, which encodes heads by itself.
+        # Bypass the API, which would encode the head itself.
         task._core.answer(task.number, draft.raw, Tensors(draft.body).arena.core, draft.weight)
 
 
@@ -96,7 +96,7 @@ def _set_metrics(*items: Any) -> Lie:
     return lambda draft: draft.head["records"].__setitem__(1, ["metrics", "metrics", list(items)])
 
 
-#: Lies about a folded reply whose arrays are good; the mean must have nothing of them.
+#: Lies about a folded reply with valid arrays. The mean must not include such a reply.
 FOLDED_LIES: Final[Mapping[str, Lie]] = {
     "records are text": _set_head(records="text"),
     "an error with arrays": _set_head(error=[2, "it raised"]),
@@ -174,7 +174,7 @@ def _text_of_records(text: bytes) -> Lie:
     return lie
 
 
-#: Lies about a reply that comes whole.
+#: Lies about a reply that is not folded.
 WHOLE_LIES: Final[Mapping[str, Lie]] = {
     "records are text": _set_head(records="text"),
     "an error with arrays": _set_head(error=[2, "it raised"]),
@@ -211,7 +211,7 @@ class Member:
     def _say(self, task: Given) -> None:
         try:
             self._answer(task, self)
-        except ThalwegError as error:  # otherwise the test would wait for ever
+        except ThalwegError as error:  # keep the error for the test, which would otherwise wait for ever
             task.refuse(f"the lie cannot be sent: {error}")
 
 

@@ -16,7 +16,7 @@ from thalweg.flower.client import Apps, Node
 from thalweg.flower.grid import ThalwegGrid
 from thalweg.tasks import TaskClient, TaskServer
 
-# Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT = 60.0
 Answer = Callable[[Message, Context], Message]
 
@@ -32,7 +32,7 @@ def echo(message: Message, context: Context) -> Message:
 
 
 def app_of(answer: Answer) -> ClientApp:
-    """A ClientApp that answers messages of any kind in one way."""
+    """Return a ClientApp that answers messages of any kind with this function."""
     app = ClientApp()
     for kind in (app.train, app.evaluate, app.query):
         kind()(answer)
@@ -74,7 +74,7 @@ class Network:
 
 @contextmanager
 def network(answers: Sequence[Answer], **options: Any) -> Iterator[Network]:
-    """Give a network of one node for each answer; at the end nothing of it is left."""
+    """Yield a function that makes a network with one node for each answer. At the end all networks are closed."""
     compat.identify(7)
     with ExitStack() as stack:
         made = Network(stack, **options)

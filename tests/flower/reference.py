@@ -1,8 +1,8 @@
 """Runs an app on Flower's own simulation engine: ``python -m tests.flower.reference APP_DIR --clients 2``.
 
-Link state, grid, engine and aggregation are Flower's. Only the pool of workers is not: it would be Ray, which is large.
-Here the messages are worked on in this process, one at a time. thalweg's results are compared with what comes out. This
-uses internals of the release of Flower that requirements/dev.lock pins.
+Link state, grid, engine and aggregation are Flower's. Only the pool of workers is replaced, because Flower would use
+Ray, which is large. Here messages are processed in this process, one at a time. Tests compare thalweg's results with
+these. This module uses internals of the release of Flower that requirements/dev.lock pins.
 """
 
 from __future__ import annotations

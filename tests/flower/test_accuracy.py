@@ -1,4 +1,4 @@
-"""A vision app learns the same over thalweg as on Flower's own engine, by the same seed."""
+"""With the same seed, a vision app learns the same model over thalweg as on Flower's own engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.flower.learning import learned, prepare, same_bits
 
 ROUNDS = 2
 POINTS = 0.002
-# The release whose engine tests.flower.reference knows.
+# The release of Flower for whose engine tests.flower.reference is written.
 RELEASE = "1.42."
 HAS_DATA = importlib.util.find_spec("flwr_datasets") is not None
 FOUND = "none" if importlib.util.find_spec("flwr") is None else version("flwr")

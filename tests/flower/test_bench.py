@@ -53,7 +53,7 @@ def test_a_cell_runs_the_app_and_is_measured(tmp_path: Path) -> None:
     (record,) = (tmp_path / "records").iterdir()
     numbers = measure(record)
     assert [row.complete for row in numbers.rounds] == [True, True]
-    # Two clients of two messages each, in both directions, in two rounds; evaluations send back no tensors.
+    # Each of two clients has two messages a round, in two rounds. Replies to evaluations have no tensors.
     assert numbers.update_bytes is not None
     assert numbers.wire_bytes is not None
     assert numbers.update_bytes > 0

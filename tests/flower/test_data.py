@@ -37,7 +37,7 @@ def _no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def app(folder: Path, source: str, config: str = "", **others: str) -> Path:
-    """An app's folder with ``app/task.py`` and other modules of its package."""
+    """Make an app's folder with ``app/task.py`` and other modules of its package."""
     package = folder / "app"
     package.mkdir(parents=True)
     components = '[tool.flwr.app.components]\nserverapp = "app.task:server"\nclientapp = "app.task:client"\n'
@@ -189,7 +189,7 @@ def test_digits_replace_images_only_if_asked_and_the_folder_says_so(tmp_path: Pa
     table = read(tmp_path / CIFAR10, "train")
     train, _ = data.load("digits")
     np.testing.assert_array_equal(pixels(table["img"][0]), train.images[0].transpose(1, 2, 0))
-    # What was there says what it is, also to somebody who does not ask for a substitute.
+    # The existing folder's label is reported, also if this call does not ask for a substitute.
     (again,), _ = flower_data.prepare(folder, tmp_path)
     assert (again.state, again.substitute, again.source) == ("kept", True, one.source)
     with pytest.raises(PlanError, match="cannot replace"):
@@ -285,5 +285,5 @@ def test_flwr_datasets_loads_each_folder_without_a_network(tmp_path: Path) -> No
         capture_output=True,
         text=True,
     )
-    # Of one name, and cached by one process: the data of each folder are its own.
+    # Two folders of the same name in one process: ``datasets`` must not return one folder's cached data for the other.
     assert done.stdout.split("\n")[-2:] == ["50 1000 (28, 28) truck 9 359", ""], done.stderr

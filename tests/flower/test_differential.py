@@ -1,4 +1,4 @@
-"""The same app over a grid of plain calls and over thalweg's grid has the same bits if replies are collected."""
+"""With collected replies, an app has the same results over a grid of plain calls and over thalweg's, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODES = 4
 
 
 class Plain(Grid):
-    """Hands messages to a ClientApp, one after the other, as they are."""
+    """A grid that calls a ClientApp with each message, one after the other."""
 
     def __init__(self, client: ClientApp, config: dict[str, Any]) -> None:
         self._client = client
@@ -63,7 +63,7 @@ def test_a_model_is_that_of_plain_calls(tmp_path: Path) -> None:
     config = found.run_config({"output": str(plain)})
     compat.identify(1)
     client, server = found.load_client(), found.load_server()
-    seed_all(0)  # strategies draw the order of nodes
+    seed_all(0)  # because strategies draw the order of nodes
     server(Plain(client, config), Context(1, 1, {}, RecordDict(), config))
     for output, fold in ((collected, "off"), (folded, "auto")):
         ran("numpy_messages", tmp_path, f"output='{output}'", **{"app.fold": fold})

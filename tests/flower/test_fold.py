@@ -48,7 +48,7 @@ SCALARS = "np.asarray(" in inspect.getsource(FedAvgM.aggregate_train)
 
 
 class Custom(FedAvg):
-    """Looks at the replies' arrays before it takes their mean."""
+    """A strategy that reads the replies' arrays before it takes their mean."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         replies = list(replies)
@@ -57,7 +57,7 @@ class Custom(FedAvg):
 
 
 class Scheduled(FedAvg):
-    """Has its own ``configure_train``, which sees no reply."""
+    """A strategy with its own ``configure_train``, a method that gets no replies."""
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         config["rate"] = 0.1 / server_round
@@ -81,7 +81,7 @@ def first(records: list[RecordDict], key: str) -> MetricRecord:
 
 
 class Rounds:
-    """Keeps for each training whether its replies were to be folded."""
+    """A grid that stores for each training whether its replies were to be folded."""
 
     def __init__(self) -> None:
         self.folds: list[bool] = []
@@ -218,7 +218,7 @@ def test_a_nodes_order_of_arrays_is_its_own() -> None:
 
 
 def other(change: Callable[[RecordDict], None], only_in: int | None = None) -> Answer:
-    """Train as the others do, and change the reply, in one round or in all."""
+    """Train like the other clients, but change the reply, in one round or in all."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = train(message, context)
@@ -275,7 +275,7 @@ def test_if_no_reply_can_be_folded_the_bits_are_flowers() -> None:
 
 
 def test_other_arrays_in_one_reply_end_no_run() -> None:
-    """Flower's own loop would end: one client could stop all others."""
+    """Without this, Flower's own loop would raise, and one client could end the run for all."""
 
     def more(content: RecordDict) -> None:
         content["arrays"]["more"] = Array(np.ones(2))
@@ -330,7 +330,7 @@ def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
     with network((train,) * 2) as found, fold.installed():
         grid = found.grid()
         sent = strategy.configure_train(1, start_arrays(), ConfigRecord(), grid)
-        # A caller that is not Flower's own loop gets all arrays.
+        # If the caller is not Flower's own loop, it gets all arrays.
         whole = grid.send_and_receive(sent)
         assert not any(isinstance(one, Folded) for one in whole[0].content["arrays"].values())
         assert whole.mean is None
@@ -347,7 +347,7 @@ def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
 
 
 class Keeping(FedAvg):
-    """Keeps the replies of each round, and checks those of the previous round."""
+    """A strategy that keeps the replies of each round, and checks those of the previous round."""
 
     def __init__(self, keep: bool) -> None:
         super().__init__()
@@ -371,12 +371,12 @@ class Keeping(FedAvg):
 def test_replies_are_freed_but_for_those_that_a_strategy_keeps(keep: bool, seen: list[tuple[int, int]]) -> None:
     strategy = Keeping(keep)
     trained(lambda: strategy, (train, train))
-    # Those of the last evaluation are freed when the next messages go out.
+    # The replies of an evaluation are freed when the next messages are sent.
     assert strategy.seen == seen
 
 
 class Comparing(FedAvg):
-    """Keeps the arrays with which the first training began."""
+    """A strategy that keeps the arrays with which the first training began."""
 
     first: ArrayRecord | None = None
 
@@ -428,7 +428,7 @@ def test_outside_of_a_run_flowers_code_is_as_it_was() -> None:
 
 def test_installed_code_is_inert_for_other_grids_and_replies() -> None:
     class OneNode(Grid):
-        """A grid in this process that answers by itself."""
+        """A grid without a network, which makes the replies itself."""
 
         @property
         def run(self) -> Any:

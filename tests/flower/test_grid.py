@@ -46,7 +46,7 @@ def messages(grid: ThalwegGrid, content: RecordDict | None = None, **options: An
 
 
 class Ways:
-    """A watcher of replies that keeps how many bytes of each message were sent down."""
+    """A watcher that stores how many bytes of each message were sent to the node."""
 
     def __init__(self) -> None:
         self.down: list[int] = []
@@ -66,7 +66,7 @@ def raising(message: Message, context: Context) -> Message:
 
 
 def held(event: threading.Event) -> Answer:
-    """An answer that comes when an event is set."""
+    """Return a function that answers only when an event is set."""
 
     def answer(message: Message, context: Context) -> Message:
         event.wait(LIMIT)
@@ -375,7 +375,7 @@ def test_a_run_is_flowers_and_nothing_else(opened: Open) -> None:
 
 
 class Strange:
-    """A fake task, from a server that does not follow the adapter's protocol."""
+    """A fake task of a server that breaks the adapter's protocol."""
 
     def __init__(self, head: object) -> None:
         self.head, self.number, self.over = head, 1, False
@@ -420,7 +420,7 @@ def test_a_node_refuses_what_is_no_message(head: object) -> None:
 
 
 def test_a_message_was_created_by_the_clock_of_its_node() -> None:
-    """So a reply is not out of time because the node's clock is ahead."""
+    """A reply must not count as expired because the node's clock is ahead."""
     from thalweg.flower.client import received
 
     task: Any = Strange(GOOD)

@@ -55,7 +55,7 @@ class Ran:
         return {part["client"]: part["state"] for part in self.entries[at]["clients"]}
 
     def check(self, values: Mapping[str, float], at: int = 0) -> list[str]:
-        """Assert that the model of a round is the mean of the members that its entry counts; return these members."""
+        """Assert that a round's model is the mean of the members that its entry counts; return these members."""
         parts = [part for part in self.entries[at]["clients"] if part["state"] == "whole"]
         weights = [part["metrics"][KEY] for part in parts]
         assert [part["samples"] for part in parts] == weights, "the record names the weight"
@@ -76,7 +76,7 @@ class Ran:
 
 
 class Watching(Rounds):
-    """Keeps what the record does; forgets members that never answer once all others have."""
+    """A watcher that stores the rounds. When all other members have answered, it gives up those that never answer."""
 
     def __init__(self, server: TaskServer, silent: set[str], members: int, before_end: Callable[[], None]) -> None:
         self.entries: list[Mapping[str, Any]] = []
@@ -101,7 +101,7 @@ class Watching(Rounds):
 
 
 def ran(answers: Mapping[str, Answer], before_end: Callable[[], None] = lambda: None, **options: Any) -> Ran:
-    """Run one round of FedAvg over members that answer so; those that answer nothing are forgotten at its end."""
+    """Run one round of FedAvg over members with these answers. At its end, members that never answer are given up."""
     compat.identify(7)
     with ExitStack() as stack:
         server = stack.enter_context(TaskServer(grace=1.0))
@@ -143,7 +143,7 @@ def test_a_whole_reply_that_lies_is_an_error_and_nobody_else_notices(name: str, 
 
 
 class Clock:
-    """The grid's clock, which a test may move on."""
+    """The grid's clock, which a test can advance."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -160,7 +160,7 @@ class Clock:
 
 @pytest.mark.parametrize("folds", [True, False])
 def test_a_reply_counts_by_its_arrival(monkeypatch: pytest.MonkeyPatch, folds: bool) -> None:
-    """Replies count that arrived before the messages expired, though the slowest member is given up long after that."""
+    """A reply that arrives before the messages expire counts, even if the slowest member is given up long after."""
     clock = Clock()
     monkeypatch.setattr(grid, "time", clock)
     members = {"anna": honest(1.0, 1), "ben": honest(4.0, 2), "slow": silent}
@@ -206,7 +206,7 @@ def test_metrics_of_another_form_leave_the_mean_of_arrays_as_it_is() -> None:
 
 
 def population(random: Random) -> dict[str, tuple[float, Answer]]:
-    """Return members, each with the value that it sends if it is honest, and how it answers."""
+    """Return for each member its value, which it sends if it is honest, and how it answers."""
     found: dict[str, tuple[float, Answer]] = {}
     for number in range(random.randint(1, 6)):
         value, weight = float(random.randint(1, 1000)), random.choice([1, 2, 7, 1000])
@@ -231,7 +231,7 @@ def test_the_mean_is_that_of_the_replies_that_the_record_counts(seed: int) -> No
 
 
 def test_the_populations_have_means_and_rounds_without_one() -> None:
-    """The property is tested of both."""
+    """So the property test covers both kinds of rounds."""
     kinds = [{answer for _, answer in population(Random(seed)).values()} for seed in range(SEEDS)]
     assert any(silent in kind and len(kind) > 1 for kind in kinds)
     assert any(kind <= {silent, dies} for kind in kinds)

@@ -1,4 +1,4 @@
-"""Flower's records of any content are equal after transfer as a head and tensors; malformed ones are refused."""
+"""Any records of Flower are the same after their transfer as a head and tensors. Malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ shapes = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
-    """Arrays of any element type and order in memory, and some that are no ``.npy``."""
+    """Draw arrays of any element type and memory order, and some that are not in the ``.npy`` format."""
     if draw(st.booleans()) and draw(st.booleans()):
         return Array(draw(names), draw(shapes), draw(st.sampled_from(["", "xgboost"])), draw(st.binary(max_size=32)))
     values = np.empty(draw(shapes), draw(st.sampled_from(KINDS)))
     raw = draw(st.binary(min_size=values.nbytes, max_size=values.nbytes))
     values = np.frombuffer(raw, values.dtype).reshape(values.shape) if values.size else values
     array = Array(np.asarray(values, order=draw(st.sampled_from("CF"))))
-    if draw(st.booleans()):  # as legacy records have it
+    if draw(st.booleans()):  # legacy records have neither type nor shape
         array = Array("", (), array.stype, array.data)
     return array
 
@@ -204,7 +204,7 @@ json_values = st.recursive(
     max_leaves=12,
 )
 items = st.lists(st.tuples(names, st.sampled_from(["arrays", "metrics", "config"]), json_values), max_size=3)
-# What an array's entry has behind its name and kind, and values that fit there or nearly do.
+# Values that may follow the name and the kind in an array's entry: valid ones, and ones that are almost valid.
 fits = st.sampled_from(
     [0, 1, 2, -1, 2**70, True, None, "float32", "S3", "numpy.ndarray", [], [3], [0], [2**70, 0], [-1]]
 )

@@ -21,7 +21,7 @@ compat.identify(1)
 
 
 class Story:
-    """Tells a book of rounds what happens, on a clock of its own."""
+    """Reports messages and replies to ``Rounds``, at times that the test sets."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[dict[str, Any], dict[str, Any]]] = []

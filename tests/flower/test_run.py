@@ -28,13 +28,13 @@ APPS = Path(__file__).parent / "apps"
 LIMIT = 90.0
 MQTT = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shared memory by descriptors is Linux's")
-# What a run prints, and nothing else.
+# The keys of the JSON that a run prints.
 KEYS = ["rounds", "metrics", "peak_rss_bytes", "record"]
 ROUND = ["round", "seconds", "communication_seconds", "replies", "errors", "folded"]
 
 
 def ran(name: str, place: Path, run_config: str = "", **overrides: Any) -> FlowerResult:
-    """Run an app of the tests; in this process, if no transport is named."""
+    """Run an app of the tests; without a named transport in this process."""
     said = {"transport.url": "memory", "record.folder": str(place), **overrides}
     return run(plan_of(APPS / name, said, [run_config]), LineProgress())
 
@@ -65,7 +65,7 @@ def test_apps_of_all_kinds_run_and_leave_a_record(tmp_path: Path, name: str) -> 
     assert all("loss" in row["evaluate"] for row in said["metrics"])
     record = Record(Path(said["record"]))
     assert record.manifest["status"] == "complete"
-    # Only of Flower's own loop of rounds it is known; the other apps have the legacy one, or their own.
+    # The number is known only for Flower's own loop of rounds. The other apps have the legacy loop or their own.
     assert record.manifest.get("strategy") == ("FedAvg" if folded else None)
     assert record.plan.job.rounds == 3
     entries = record.entries
@@ -102,12 +102,12 @@ def test_a_run_goes_on_over_links_that_lose_chunks(tmp_path: Path) -> None:
 
 
 def coverage_of(said: Mapping[str, Any], output: Path) -> float:
-    """Return how much of the replies of a folded run came, on the average; its clients added 1 to all in each round."""
+    """Check the model of a folded run, whose clients add 1 in each round; return the mean coverage of its replies."""
     assert [(row["replies"], row["errors"], row["folded"]) for row in said["rounds"]] == [(2, 0, True)] * 2
     model = dict(np.load(output))
     assert model.pop("steps") == 2, "what becomes another type in the mean comes whole"
     for array in model.values():
-        # An element that nobody sent in a round stays as it was.
+        # If no client's element arrived in a round, the element stays as it was.
         assert set(np.unique(array)) <= {0.0, 1.0, 2.0}
         assert (array == 2).mean() > 0.5
     parts = [part for entry in Record(Path(said["record"])).rounds() for part in entry["clients"]]
@@ -128,7 +128,7 @@ def test_parts_of_folded_replies_may_be_missing(tmp_path: Path, transport: str) 
     assert 0.8 < found[0] < found[1] == 1
 
 
-# In processes of their own: sockets of a second run in one process would be in the network of the first.
+# Each run has a process of its own, because in one process a second run would use sockets in the first run's network.
 @pytest.mark.e2e
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 @pytest.mark.parametrize(("transport", "option"), [("ltp", "close_percent=90"), ("unifl", "budget=0.1")])
@@ -183,7 +183,7 @@ def test_a_client_that_crashes_is_gone_and_the_run_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.e2e
 def test_a_client_that_never_answers_is_late(tmp_path: Path) -> None:
-    # In a process, which the run ends.
+    # The nodes are in a process, which the run ends.
     words = ("--run-config", "fault='silent' timeout=1.0 num-server-rounds=1", "--clients", "2", "--transport", "tcp")
     said = command("run", str(APPS / "faulty"), *words, "--record", str(tmp_path))
     assert [(row["replies"], row["errors"]) for row in said["rounds"]] == [(1, 0)]
@@ -269,7 +269,7 @@ def test_a_process_that_an_app_leaves_ends_with_the_run(tmp_path: Path, monkeypa
     monkeypatch.setenv("LEFT", str(left))
     ran("faulty", tmp_path / "runs", "fault='leaves' num-server-rounds=1", **{"transport.url": "tcp"})
     state = Path("/proc") / left.read_text() / "stat"
-    # Who adopts it may reap it later.
+    # Init may not have reaped the process yet.
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 

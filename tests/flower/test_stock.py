@@ -1,4 +1,4 @@
-"""Unmodified apps over network transports and under loss: legacy API, scikit-learn, PyTorch."""
+"""Unmodified apps (legacy API, scikit-learn, PyTorch) over network transports, and under loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ APPS = Path(__file__).parent / "apps"
 LIMIT = 180.0
 NODES = 2
 TRANSPORTS = ("tcp", "grpc", *(("mqtt",) if shutil.which("mosquitto") else ()), "udp")
-#: What the fault layer does to each chunk.
+#: The options of the fault layer, which loses and reorders chunks.
 FAULTS = {"loss": 0.2, "duplicate": 0.1, "corrupt": 0.1, "reorder": 0.2}
 HAS_DATA = importlib.util.find_spec("flwr_datasets") is not None and importlib.util.find_spec("torchvision") is not None
 
@@ -45,7 +45,7 @@ def test_legacy_apps_run_over_any_transport(tmp_path: Path, name: str, transport
     assert [(row["replies"], row["errors"], row["folded"]) for row in result.rows] == [(2 * NODES, 0, False)]
 
 
-#: Runs by the command's function, one for each set of overrides, with those that the command line has no option for.
+#: A program that calls the function of `thalweg flower run` for each set of overrides, some of which have no option.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -58,10 +58,10 @@ for said in overrides:
 
 
 def ran(app: Path, folder: Path, overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Run an app in a folder with its data, once for each set of overrides, in a process that loads no data from
-    elsewhere; return what the command prints.
+    """Run an app once for each set of overrides, in a folder with its data; return what the command prints.
 
-    It is one process for all runs, because the libraries take longer to load than a run takes.
+    The process cannot load data from a network. All runs share one process, because loading the libraries takes longer
+    than a run.
     """
     environment = {**os.environ, **data.ENVIRONMENT, "HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     record = {"record.folder": str(folder / "runs")}

@@ -1,4 +1,4 @@
-"""Flower's own strategies give the same bits with the adapter's patches as without, from arrays of any kind.
+"""Flower's own strategies give the same bits with and without the adapter's patches, for arrays of any kind.
 
 Flower's own tests of its strategies are in neither its wheel nor its source distribution: ``make flower TESTS=DIR``
 runs them from a checkout of Flower.
@@ -48,7 +48,7 @@ HERE = sorted(set(strategies.__all__) - {"Result", "Strategy"})
 
 
 def trees(count: int) -> npt.NDArray[np.uint8]:
-    """A model with ``count`` trees in XGBoost's format."""
+    """Return a model with ``count`` trees in XGBoost's format."""
     model = {
         "gbtree_model_param": {"num_trees": str(count), "num_parallel_tree": "1"},
         "trees": [{"id": at} for at in range(count)],
@@ -59,7 +59,7 @@ def trees(count: int) -> npt.NDArray[np.uint8]:
 
 
 def model(name: str, node: int) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that a node sends back. Those of node -1 are the initial model."""
+    """Return the arrays that a node sends back. Node -1 stands for the initial model."""
     if name.startswith("FedXgb"):
         return {"0": trees(1)}
     draw = np.random.default_rng(node + 1)
@@ -77,7 +77,7 @@ def aggregated(name: str, kind: Callable[[npt.NDArray[Any]], Array], installed: 
     strategy = MAKE[name](getattr(strategies, name))
     grid = Plain(None, {})  # type: ignore[arg-type]
     arrays = ArrayRecord({key: Array(value) for key, value in model(name, -1).items()})
-    seed_all(1)  # nodes and noise are drawn
+    seed_all(1)  # strategies draw nodes and noise
     with fold.installed() if installed else nullcontext():
         for number in (1, 2):
             sent = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))

@@ -1,7 +1,7 @@
-"""Lying neighbours of a node: its model is the mix of exactly those bytes of neighbours that its report counts.
+"""Lying neighbours of a node: its model is the mix of exactly the neighbours' bytes that its report counts.
 
-A hub of value 0 has up to seven neighbours. The weight of each is 1/8, and the value of the n-th is 8 times the n-th
-power of 2. So each element of the mix is a whole number, whose bits are the neighbours that are in it.
+A hub with value 0 has up to seven neighbours. Each has weight 1/8, and the n-th has the value 8 * 2^n. So each element
+of the mix is a whole number. Its bits tell which neighbours are in it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Lie:
-    """What a neighbour does in every iteration, and options of its own. ``spoils`` are the first element that is no
-    number, and whether all elements behind it are none either."""
+    """What a neighbour does in every iteration, and its own options.
+
+    ``spoils``: the first element that is NaN, and whether all later elements are NaN too."""
 
     does: Literal["sends", "leaves", "sends and leaves", "nothing", "keeps its model", "runs ahead"] = "sends"
     spoils: tuple[int, bool] | None = None
@@ -71,7 +72,7 @@ def lies(random: Random) -> list[Lie]:
 
 
 def opened(stack: ExitStack, name: str, config: dict[str, Any]) -> tuple[_core.Node, Floats]:
-    """Return a node that is closed with the test, and its model."""
+    """Return a node and its model. The node is closed at the end of the test."""
     arena = _core.Arena(_core.Layout([("w", "F32", [ELEMENTS])]))
     node = _core.Node(arena, name, "tcp://127.0.0.1:0", json.dumps(config))
     stack.callback(node.close, "the test is over")
@@ -97,7 +98,7 @@ class Neighbour:
                 first, every = self.lie.spoils
                 self.model[first : None if every else first + 1] = self.lie.bad
             number, now = number + 1, number
-            with suppress(_core.CoreError):  # it has left, or its own model is no model
+            with suppress(_core.CoreError):  # the neighbour has left, or its model has values that are not finite
                 number = self._work(now)
 
     def _work(self, number: int) -> int:
@@ -115,7 +116,7 @@ class Neighbour:
         return number
 
     def _iterate(self, number: int, to: list[str] | None) -> int:
-        """Run an iteration, unless the hub ends before; return the number of the next."""
+        """Run an iteration, unless the hub ends first; return the number of the next iteration."""
         self.node.begin(number, self.weights, None, to)
         number = self.node.ready(number)
         while (report := self.node.wait(number, TIMEOUT)) is None:
@@ -132,7 +133,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def check(report: dict[str, Any], model: Floats, values: dict[str, float]) -> dict[str, Floats]:
-    """Check that each neighbour has as many bytes in the mix as the report counts; return where each is."""
+    """Check that the mix has as many bytes of each neighbour as the report counts; return their positions."""
     found = model.astype(np.int64)
     np.testing.assert_array_equal(model, found, "each element is a sum of values of neighbours")
     where = {}
@@ -158,7 +159,7 @@ def test_the_model_is_the_mix_of_the_bytes_that_count(stack: ExitStack, seed: in
     chosen = [random.choice(lies(random)) for _ in range(random.randint(1, MOST))]
     # All neighbours send, so no iteration ends by its deadline.
     waits = any(lie.does in ("nothing", "keeps its model", "runs ahead") for lie in chosen)
-    # Of two neighbours the one dials whose name comes first.
+    # Of two neighbours the one with the smaller name dials.
     members = {f"{'a' if waits else random.choice('az')}-{at}": lie for at, lie in enumerate(chosen)}
     values = {name: 2.0**at / WEIGHT for at, name in enumerate(members)}
     config = {"wait": "deadline", "deadline": TIMEOUT if waits else LIMIT, "mixing": mixing, "chunk": CHUNK}

@@ -52,7 +52,7 @@ def test_another_seed_draws_another_graph() -> None:
         ("torus", 6, [3] * 6),
         ("star", 5, [4, 1, 1, 1, 1]),
         ("full", 4, [3] * 4),
-        # Powers of two in both directions; the farthest is its own opposite.
+        # Edges span powers of two in both directions. The node at half the ring is the same in both.
         ("exponential", 8, [5] * 8),
         ("random:1", 4, [3] * 4),
     ],
@@ -118,7 +118,7 @@ def test_one_peer_sends_one_model_and_hears_one(nodes: int, iteration: int) -> N
 def test_a_dynamic_graph_is_drawn_anew_each_iteration_and_the_same_for_all() -> None:
     mine, theirs = (schedule("3-regular,dynamic", 10, 5) for _ in range(2))
     assert len({mine.at(iteration) for iteration in range(1, 21)}) > 10
-    # Whoever asks in another order gets the same.
+    # The exchanges do not depend on the order in which they are asked for.
     assert [mine.at(i) for i in range(1, 21)] == [theirs.at(i) for i in range(20, 0, -1)][::-1]
     assert all(len(sources) == 3 for sources in mine.at(7).hears)
     assert mine.at(7).is_mutual

@@ -1,4 +1,4 @@
-"""Mixing weights: rows sum to 1 whatever is lost, columns where that is promised; and the spectral gap."""
+"""Mixing weights: rows always sum to 1, and columns if the rule promises it. Also the spectral gap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.graphs.mixing import RULES, Rule, effective, gap, metropolis
 
 WORDS = ("ring", "3-regular", "star", "full", "torus", "small-world:4,0.3", "random:0.4", "exponential", "one-peer",
          "5-regular,dynamic")  # fmt: skip
-# Graphs in which no two nodes exchange in one direction alone.
+# Graphs in which all exchanges are mutual.
 MUTUAL = tuple(word for word in WORDS if word != "one-peer")
 seeds = some.integers(0, 2**32)
 
@@ -64,14 +64,14 @@ def test_who_hears_nobody_keeps_its_model(rule: Rule) -> None:
 
 
 def test_the_papers_weight_counts_who_was_heard_and_not_who_is_there() -> None:
-    # In a star the hub has degree 3. When it hears one leaf alone, that leaf's weight is 1 / (1 + max(1, 1)).
+    # In a star the hub has degree 3. If it hears only one leaf, that leaf has the weight 1 / (1 + max(1, 1)).
     exchange = schedule("star", 4, 0).at(1)
     delivered = losses(0, 4, 0, chunks=1)
     delivered[0, 2:, 0] = False
     paper = effective("paper", exchange, delivered)[:, :, 0]
     assert_allclose(paper[0], [0.5, 0.5, 0, 0])
     assert_allclose(effective("metropolis", exchange, delivered)[0, :, 0], [0.75, 0.25, 0, 0])
-    # Its leaves know its static degree: so columns do not sum to 1.
+    # The leaves use the hub's static degree, so columns do not sum to 1.
     assert_allclose(paper[1], [0.25, 0.75, 0, 0])
     assert paper.sum(axis=0)[0] == pytest.approx(1.25)
 
@@ -82,7 +82,7 @@ def test_the_own_chunk_stands_in_or_the_rest_is_scaled() -> None:
     delivered[0, 1, 1] = False
     assert_allclose(effective("metropolis", exchange, delivered)[0, :, 1], [2 / 3, 0, 1 / 3])
     assert_allclose(effective("renormalise", exchange, delivered)[0, :, 1], [1 / 2, 0, 1 / 2])
-    # Node 1 leaves out the bytes of node 0 that node 0 cannot use of node 1.
+    # Node 1 does not use those bytes of node 0 whose counterparts node 0 did not receive from node 1.
     assert_allclose(effective("symmetric", exchange, delivered)[1, :, 1], [0, 2 / 3, 1 / 3])
 
 
@@ -92,7 +92,7 @@ def test_the_own_chunk_stands_in_or_the_rest_is_scaled() -> None:
         ("full", 10, 1.0),
         # A ring with weights of a third: 1 - (1 + 2 cos(2 pi / n)) / 3.
         ("ring", 12, 1 - (1 + 2 * np.cos(2 * np.pi / 12)) / 3),
-        # After log2(n) iterations all nodes have the mean of all, if n is a power of two.
+        # If n is a power of two, all nodes have the mean of all models after log2(n) iterations.
         ("one-peer", 16, 1.0),
     ],
 )

@@ -1,4 +1,4 @@
-"""An admitted neighbour that sends forged frames: no impossible value gets into the mix."""
+"""An admitted neighbour sends forged frames: no impossible value gets into the mix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES: Final = 256
 HALF: Final = BYTES // 2
 LAYOUT: Final = _core.Layout([("w", "F32", [BYTES // 4])])
 HASH: Final = int(LAYOUT.hash, 16)
-# Of an empty text, as the core keeps plans and graphs.
+# The digest of an empty text, in the form in which the core keeps the digests of plans and graphs.
 DIGEST: Final = int.from_bytes(hashlib.sha256(b"").digest()[:8], "big")
 END: Final = wire.control(b"\x05\x01\x00\x00")
 

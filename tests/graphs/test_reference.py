@@ -45,7 +45,7 @@ def test_only_symmetric_weights_keep_the_mean_under_loss() -> None:
     moved = {rule: np.linalg.norm(last(rule, 0.2).models.mean(axis=0) - models().mean(axis=0)) for rule in mixing.RULES}
     assert moved["symmetric"] < 1e-12
     assert min(moved["metropolis"], moved["renormalise"], moved["paper"]) > 0.1
-    # On a regular graph without losses, the paper's weights equal the static ones.
+    # On a regular graph without losses, the paper's weights equal the static weights.
     assert moved["paper"] == moved["metropolis"]
 
 
@@ -74,7 +74,7 @@ def test_a_sketch_is_linear_and_has_about_the_norm(seed: int, size: int) -> None
     assert_allclose(measures.sketch([one], seed), sketched)
     total = one.astype(np.float64) + other
     assert_allclose(sketched + measures.sketch([other], seed), measures.sketch([total], seed), atol=1e-3)
-    # Six deviations of 64 squares; a model of fewer values than places keeps its norm.
+    # Six standard deviations of a sum of 64 squares. A model with fewer than 64 values keeps its norm exactly.
     assert np.sum(sketched**2) == pytest.approx(float(np.sum(one.astype(np.float64) ** 2)), rel=6 * np.sqrt(2 / 64))
 
 

@@ -1,4 +1,4 @@
-"""An hour of hostile peers against every transport, or a soak: ``make attack SECONDS=60``, ``make soak``."""
+"""Attacks every transport with hostile peers (``make attack SECONDS=60``), or runs a soak (``make soak``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.hostile import admitted
 from tests.hostile.storm import MEMORY, Account, missing, place, running, storm, transports
 
 HOUR: Final = 3600.0
-# Share of the time for members that were let in and lie.
+# The share of the time for the attack by admitted members that lie.
 LIES: Final = 0.2
-# Rounds of a soak, and the one whose memory the last is held against.
+# Number of rounds of a soak, and the round with whose memory the last round's is compared.
 SOAK: Final = 3000
 SETTLED: Final = 100
-# What memory may differ by between them: the allocator's, not the job's.
+# By how many bytes the memory of these two rounds may differ: the allocator's variation.
 SLACK: Final = 4 << 20
-# How many times as long a round may take.
+# How many times as long a round may take under attack as before it.
 SLOWER: Final = 2.0
 
 

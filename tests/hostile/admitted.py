@@ -1,7 +1,7 @@
-"""Admitted members that lie beside honest ones: the mean of each task is that of the honest ones, to the bit.
+"""Admitted members that lie, beside honest members: the mean of each task is exactly that of the honest members.
 
-Peers of ``adversary`` have no token. These members were let in: what they say is well formed
-and false, or it is no answer.
+Peers of ``adversary`` have no token. These members have one. Their answers are well-formed but false, or they do not
+answer.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ def _raw(head: bytes) -> Lie:
 
 
 def heavy(task: Given) -> None:
-    """Offer much more weight than the head states."""
+    """Send an offer with a much larger weight than the head states."""
     _answer(task, 2.0**40, 1.0)
 
 
 def other(task: Given) -> None:
-    """State another weight than is offered."""
+    """State another weight in the head than in the offer."""
     _answer(task, 1.0, 2.0)
 
 
 def text(task: Given) -> None:
-    """State a weight that is no number."""
+    """State a weight that is not a number."""
     _answer(task, 1.0, "1")
 
 
 def weightless(task: Given) -> None:
-    """Offer a result of no weight."""
+    """Offer a result with weight 0."""
     _answer(task, 0.0, 0.0)
 
 
@@ -70,7 +70,7 @@ def misshapen(task: Given) -> None:
 
 
 def denies(task: Given) -> None:
-    """Refuse, with a reason of a megabyte of control characters."""
+    """Refuse the task; the reason is a megabyte of control characters."""
     task.refuse("\x1b[2J" * (1 << 18))
 
 
@@ -81,7 +81,7 @@ LIES: Final[Sequence[Lie]] = (
 
 
 def judge(member: str, head: Any, weight: float) -> str | None:
-    """Take a result whose head states its weight."""
+    """Accept a result if its head states its weight."""
     stated = head.get("weight") if isinstance(head, dict) else None
     return None if stated == weight else "its head states another weight"
 
@@ -114,9 +114,9 @@ def _join(
 
 
 def run(transport: str, seed: int, more: Callable[[int, float], bool]) -> Counter[str]:
-    """Send tasks while ``more(tasks, seconds)`` says so; return how many there were and how liars' parts ended.
+    """Send tasks while ``more(tasks, seconds)`` is true; return their number, and how the liars' parts ended.
 
-    Raises AssertionError for a mean that is not that of the honest members, or a liar that counts.
+    Raises AssertionError if a mean is not that of the honest members, or if a liar's result counts.
     """
     counts: Counter[str] = Counter()
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""A process with hostile peers, by a seed, that have no token and attack a listening server.
+"""A process whose hostile peers, which have no token, attack a listening server. A seed determines what they do.
 
-``python -m tests.hostile.adversary URL SEED`` goes on until its standard input ends. What there is to attack with is
-data: a ``Dialect`` says what a transport's connections begin with and how a frame looks on it, and ``KINDS`` are the
-same peers for all of them.
+``python -m tests.hostile.adversary URL SEED`` runs until its standard input ends. The peers of ``KINDS`` attack every
+transport. A ``Dialect`` has the differences between transports: the first bytes of a connection, and the form of a
+frame.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 from tests.hostile import wire
 
-# Peers at a time; each is followed by another as soon as it ends.
+# Number of peers at a time. When one ends, another begins.
 PEERS: Final = 300
-# The addresses of loopback that peers come from: most from one, which the honest clients share.
+# The loopback addresses of the peers. Most peers use the first one, which is also the honest clients'.
 SOURCES: Final = ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3")
-# Seconds a peer that does nothing stays, at most.
+# Maximum number of seconds that an idle peer stays.
 LINGER: Final = 20.0
 SLOW: Final = 0.2
 HOLES: Final = 1 << 19
@@ -36,11 +36,11 @@ Framed = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a transport's connections begin with, and how one of our frames looks on them."""
+    """The first bytes of a transport's connections, and the form of a frame on them."""
 
     opening: Callable[[Random], bytes]
     framed: Framed = bytes
-    # The path of a Unix socket, where it is no socket of TCP.
+    # The path of the Unix socket, for a transport that does not listen on a TCP port.
     path: str = ""
 
 
@@ -48,13 +48,13 @@ def _tcp(random: Random) -> bytes:
     return wire.preamble(random)
 
 
-# unifl is plain tcp on loopback; udp, ltp and rdma have a connection of tcp for control messages.
+# On loopback, unifl is the same as tcp. udp, ltp and rdma use a connection of tcp for control messages.
 DIALECTS: Final[dict[str, Dialect]] = {
     **dict.fromkeys(("tcp", "unifl", "udp", "ltp", "rdma"), Dialect(_tcp)),
     "grpc": Dialect(lambda _: wire.grpc_call(), wire.grpc_frame),
     "shm": Dialect(lambda _: wire.SHM_OPENING, wire.shm_frame, "\0thalweg-shm-{port}"),
     "zmq": Dialect(lambda _: wire.zmtp_greeting()),
-    # The peers have no login at a broker, so the broker itself must refuse them.
+    # For transports with a broker: the peers have no login there, so the broker itself must refuse them.
     **dict.fromkeys(("mqtt", "amqp"), Dialect(lambda random: random.randbytes(64))),
 }
 
@@ -98,7 +98,7 @@ async def mute(peer: Peer) -> None:
 
 
 async def slow(peer: Peer) -> None:
-    """Say all that is due, a byte at a time."""
+    """Send the correct first messages, one byte at a time."""
     said = peer.dialect.opening(peer.random) + peer.dialect.framed(wire.control(_hello(peer)))
     for at in range(len(said)):
         await peer.say(said[at : at + 1])
@@ -106,13 +106,13 @@ async def slow(peer: Peer) -> None:
 
 
 async def half(peer: Peer) -> None:
-    """Open a link with the first of several connections, whose others never come."""
+    """Open the first of a link's several connections, and never open the others."""
     await peer.say(wire.preamble(peer.random, streams=16))
     await peer.linger()
 
 
 async def greedy(peer: Peer) -> None:
-    """Announce the longest control message there may be, and send it."""
+    """Announce and send a control message of the maximum length."""
     await peer.open()
     await peer.say(peer.dialect.framed(wire.header(wire.CONTROL, wire.MAX_CONTROL)))
     await peer.say(*[bytes(PART)] * (wire.MAX_CONTROL // PART))
@@ -120,7 +120,7 @@ async def greedy(peer: Peer) -> None:
 
 
 async def hungry(peer: Peer) -> None:
-    """Say a Hello that takes long to read: half a million holes."""
+    """Send a Hello that takes long to decode, because it has half a million holes."""
     await peer.open()
     await peer.say(_large_hello(peer.dialect))
     await peer.linger()
@@ -143,7 +143,7 @@ async def liar(peer: Peer) -> None:
 
 
 async def vandal(peer: Peer) -> None:
-    """Send frames of which some bytes are others."""
+    """Send frames with some changed bytes."""
     await peer.open()
     frame = bytearray(peer.dialect.framed(wire.control(_hello(peer))))
     for _ in range(peer.random.randrange(1, 8)):
@@ -153,7 +153,7 @@ async def vandal(peer: Peer) -> None:
 
 
 async def mortal(peer: Peer) -> None:
-    """Vanish in the middle of a message, with a reset."""
+    """Reset the connection in the middle of a message."""
     said = peer.dialect.opening(peer.random) + peer.dialect.framed(wire.control(_hello(peer)))
     await peer.say(said[: peer.random.randrange(len(said))])
     peer.writer.transport.abort()
@@ -177,14 +177,14 @@ def _hello(peer: Peer) -> bytes:
 
 
 def _large_hello(dialect: Dialect) -> bytes:
-    # Its checksum takes a while, so all such peers say the same.
+    # Its checksum takes a while to compute, so all such peers send the same message.
     if id(dialect) not in _LARGE:
         _LARGE[id(dialect)] = dialect.framed(wire.control(wire.hello(b"n", Random(0), holes=HOLES)))
     return _LARGE[id(dialect)]
 
 
 async def _one(host: str, port: int, dialect: Dialect, kind: Kind, random: Random) -> str:
-    """Be one peer; return how it ended."""
+    """Run one peer; return how it ended."""
     try:
         if dialect.path:
             reader, writer = await asyncio.open_unix_connection(dialect.path.format(port=port))
@@ -204,7 +204,7 @@ async def _one(host: str, port: int, dialect: Dialect, kind: Kind, random: Rando
 
 
 async def attack(url: str, seed: int, kinds: Sequence[Kind], over: asyncio.Event) -> Counter[str]:
-    """Attack ``url`` with peers of these kinds until it is over; return how many of each kind there were, and ends."""
+    """Attack ``url`` with peers of these kinds until ``over``; return the number of peers by kind, and by their end."""
     parts = urlsplit(url)
     dialect, seeds = DIALECTS[parts.scheme], Random(seed)
     host, port = parts.hostname or "127.0.0.1", parts.port or 0

@@ -1,4 +1,4 @@
-"""Hostile ends of a forwarded path: after a proper handshake each sends one of ``LIES``."""
+"""Hostile ends of a forwarded path: after a correct handshake each sends one of ``LIES``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Lie:
-    """What an end sends about stream 0, and the other end's words for it; ``None`` if those are of how it went away."""
+    """What an end sends about stream 0, and the error that the other end reports; None: it reports a lost link."""
 
     frames: tuple[bytes, ...]
     words: str | None = None
@@ -68,7 +68,7 @@ LIES: Final[Sequence[Lie]] = (
 
 
 class Link:
-    """A connection of tcp that is a link, at which all that comes is a frame."""
+    """A connection of tcp after its preamble: each message on it is a frame."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -97,8 +97,8 @@ class Link:
         while self.hear()[1][:3] != wire.forward(wire.OPEN, 0):
             pass
 
-    def tell(self, lie: Lie, *, opens: bool) -> None:
-        """Tell a lie, and go away or stay until the other end goes. ``opens``: stream 0 is not there, so open it."""
+    def send_lie(self, lie: Lie, *, opens: bool) -> None:
+        """Send a lie, then leave, or stay until the other end leaves. ``opens``: open stream 0 first."""
         for frame in lie.frames:
             if opens or frame != _OPEN:
                 self.connection.sendall(frame)
@@ -110,7 +110,7 @@ class Link:
 
 
 def let_in(link: Link, name: str, random: Random) -> None:
-    """Shake hands with a far end, as a near end of this name."""
+    """Do the handshake with a far end, as a near end of this name."""
     opening = wire.preamble(random)
     link.connection.sendall(opening)
     assert link.read(len(opening)) == opening
@@ -120,7 +120,7 @@ def let_in(link: Link, name: str, random: Random) -> None:
 
 
 def far_end(listener: socket.socket, random: Random, ready: tuple[int, int, int]) -> Link:
-    """Return the link of a far end that lets in whoever connects; ``ready`` is the window, streams and liveness."""
+    """Return the link of a far end that accepts any peer. ``ready``: its window, number of streams and liveness."""
     link = Link(listener.accept()[0])
     link.connection.sendall(link.read(len(wire.preamble(random))))
     link.say(wire.challenge(random))

@@ -1,8 +1,8 @@
-"""An honest job whose mean is known to the bit, in a process of its own: ``python -m tests.hostile.job URL``.
+"""An honest job with a known exact mean, in a process of its own: ``python -m tests.hostile.job URL``.
 
-It prints its address, starts its clients when it is told to by a line, prints a line of JSON a round, and ends when
-its standard input does. Client ``i`` sends a constant; with weights and constants that are small whole numbers their
-mean is exact in any order.
+It prints its address, and starts its clients when it reads a line. It prints a line of JSON for each round, and ends
+with its standard input. Client ``i`` sends a constant. Weights and constants are small whole numbers, so the mean is
+exact in any order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tls: TypeAlias = Literal["on", "off"]
 CLIENTS: Final = 2
 ELEMENTS: Final = 1 << 18
 BYTES: Final = 4 * ELEMENTS
-# Seconds a round may take before it counts as one that does not end.
+# A round that takes longer than this many seconds counts as one that never ends.
 DEADLINE: Final = 120.0
 
 
@@ -69,7 +69,7 @@ class Party:
 
 
 def is_all(values: np.ndarray[Any, Any], value: float) -> bool:
-    """Whether every element is that value, bit by bit."""
+    """Return whether every element has that value, bit for bit."""
     return bool((values.view(np.uint32) == np.float32(value).view(np.uint32)).all())
 
 

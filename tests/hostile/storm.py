@@ -1,4 +1,4 @@
-"""Runs an honest job beside an adversary, and returns the result."""
+"""Runs an honest job while an adversary attacks it, and returns the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg import _core
 from thalweg.brokers import Broker, Place, programs
 
 ROOT: Final = Path(__file__).parents[2]
-# What peers without a token may cost the server at most beyond the job itself, in bytes: docs/explanation/security.md.
+# Maximum memory in bytes that peers without a token may cost the server (docs/explanation/security.md).
 MEMORY: Final = 128 << 20
 # Rounds before the attack, in which memory and pace are measured for comparison.
 CALM: Final = 20
@@ -27,7 +27,7 @@ HOST: Final = "127.0.0.1"
 
 
 def transports() -> list[str]:
-    """Return the names of the transports that this build has; within a process there are no strangers."""
+    """Return the names of this build's transports, without those inside one process: no stranger can connect there."""
     return [entry["name"] for entry in json.loads(_core.transports()) if entry["name"] != "memory"]
 
 
@@ -82,7 +82,7 @@ class Process:
         )
 
     def go(self) -> None:
-        """Tell it to go on."""
+        """Send the process a line, which makes it continue."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -128,7 +128,7 @@ def running(module: str, *arguments: str) -> Iterator[Process]:
 
 @contextmanager
 def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the address to listen at and the transport's options; with a broker, one that lives as long."""
+    """Yield the URL to listen at and the transport's options. A broker, if there is one, runs as long as the block."""
     with ExitStack() as stack:
         found = [program for program in programs(transport) if program.find() is not None]
         if not programs(transport):
@@ -148,7 +148,7 @@ def missing(transport: str) -> str:
 
 
 def storm(transport: str, seed: int, more: Callable[[int, float], bool]) -> Account:
-    """Run a job, attacked after some calm rounds; go on while ``more(rounds, seconds)`` says so."""
+    """Run a job that is attacked after some calm rounds, as long as ``more(rounds, seconds)`` is true."""
     account = Account(transport)
     with place(transport) as (url, options), running("job", url, json.dumps(options)) as job:
         address = job.next()["address"]

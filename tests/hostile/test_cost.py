@@ -1,4 +1,4 @@
-"""The most that peers without a token can cost a server: the figures of docs/explanation/security.md."""
+"""The maximum cost of peers without a token for a server: the figures of docs/explanation/security.md."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.hostile import wire
 from tests.hostile.adversary import DIALECTS
 from tests.hostile.storm import running
 
-# The most unauthenticated peers, evicted peers whose connection is not closed yet, and descriptors of the job itself.
+# Maximum numbers of unauthenticated peers, of evicted peers whose connections are still open, and of the job's
+# descriptors.
 UNAUTHENTICATED_PEERS = 1024
 LEAVING = 64
 OWN = 64
-# Of these from one address.
+# Maximum number of unauthenticated peers from one address.
 OF_AN_ADDRESS = UNAUTHENTICATED_PEERS // 2
-# Bytes of memory for each of them, with or without TLS.
+# Maximum memory in bytes for each of these peers, with TLS and without.
 EACH = 64 << 10
 KNOCKS = 1500
 
@@ -46,7 +47,7 @@ def open_files(pid: int) -> int:
 
 
 def knock(address: str, said: bytes) -> socket.socket:
-    """Connect, and send as much as the server takes at once."""
+    """Connect, and send as many bytes as the socket accepts at once."""
     parts = urlsplit(address)
     peer = socket.create_connection((parts.hostname or "", parts.port or 0))
     peer.setblocking(False)
@@ -84,7 +85,7 @@ def test_unauthenticated_peers_cost_what_the_documents_say(transport: str, what:
 @pytest.mark.e2e
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_unauthenticated_peers_under_tls_cost_what_the_documents_say(transport: str) -> None:
-    """Finish the handshake and send nothing more, so that the server keeps a whole TLS session for each peer."""
+    """The peers finish the TLS handshake and send nothing more, so the server keeps a whole TLS session for each."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     if transport == "grpc":

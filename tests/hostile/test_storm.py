@@ -12,7 +12,7 @@ from tests.hostile import admitted, wire
 from tests.hostile.storm import MEMORY, missing, running, storm, transports
 
 ROUNDS = 40
-# How long each job is attacked at least; CI has a minute for all of them.
+# Minimum seconds of attack on each job. In CI all of them together take a minute.
 SECONDS = 6.0
 SEED = 20
 

@@ -1,8 +1,8 @@
 """The bytes of messages, for hostile peers that alter them: frames, the first messages, gRPC's first call.
 
 The formats are those of crates/wire (frame.rs; control.rs and forward.rs with postcard), crates/transports/tcp
-(preamble.rs), crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so
-that no check of the code under test stands between an attacker and the wire.
+(preamble.rs), crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are implemented a second time
+here, so that the code under test cannot refuse what an attacker sends.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def forward(what: int, *numbers: int) -> bytes:
 
 
 def chunk(stream: int, position: int, payload: bytes, damage: int = 0) -> bytes:
-    """Return the frame of bytes of a forwarded stream; ``damage`` makes its checksum wrong."""
+    """Return a frame with bytes of a forwarded stream. With ``damage`` its checksum is wrong."""
     return header(CHUNK, len(payload), checksum(payload) ^ damage, stream << 40 | position) + payload
 
 
@@ -134,7 +134,7 @@ def grpc_call() -> bytes:
 
 
 def shm_frame(frame: bytes) -> bytes:
-    """Return one of our frames as shm has it: a control message, or a note that a chunk lies in memory never given."""
+    """Return a frame in the form of shm: a control message, or a note about a chunk in memory that was never shared."""
     head, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
     kind, length = struct.unpack_from("<xBxxI", head, len(b"tlwg"))
     if kind == CONTROL:
@@ -144,7 +144,7 @@ def shm_frame(frame: bytes) -> bytes:
 
 
 def grpc_frame(frame: bytes) -> bytes:
-    """Return one of our frames, header and payload, as DATA of gRPC's stream 1 of at most 16 KiB each."""
+    """Return a frame (header and payload) as DATA frames of HTTP/2's stream 1, of at most 16 KiB each."""
     head, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
     message = b"\x0a" + varint(len(head)) + head + b"\x12" + varint(len(payload)) + payload
     message = b"\x00" + struct.pack(">I", len(message)) + message

@@ -1,8 +1,8 @@
-"""A node's process that is killed where a test says: ``python -m tests.job.mortal``.
+"""A node's process that is killed at the step that a test chooses: ``python -m tests.job.mortal``.
 
-The variable ``MORTAL`` holds a JSON object: ``program`` is the module whose process this is, ``folder`` counts starts,
-and ``deaths`` has for each node's name where its first, second, ... process is killed: at its ``start``, or before it
-does the step of that name.
+The variable ``MORTAL`` holds a JSON object. ``program`` is the module that the process runs. ``folder`` has files that
+count starts. ``deaths`` has for each node's name the steps at which its first, second, ... process is killed: at its
+``start``, or just before the step of that name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def die() -> None:
 
 
 def death_of(name: str) -> str | None:
-    """Return where this process is to be killed; None for nowhere."""
+    """Return the step at which this process is to be killed, or None."""
     told = json.loads(os.environ["MORTAL"])
     folder = Path(told["folder"])
     starts = len(list(folder.glob(f"{name}.*")))
@@ -55,7 +55,7 @@ def run_graph_node(order: NodeOrder, note: Note) -> None:
 
 
 def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
-    """Run a node of a tree. Its steps: ``connected``, ``opening``, and ``opened``, of which the root was notified."""
+    """Run a node of a tree. Its steps: ``connected``, ``opening``, and ``opened`` (when the root has its answer)."""
     death = death_of(order.name)
 
     class Mortal(tree_node.Gateway):

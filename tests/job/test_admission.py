@@ -18,7 +18,7 @@ def there(rng: random.Random, nodes: int, clients: int) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_never_more_than_the_goal_and_exactly_it_if_enough_can_deliver(seed: int) -> None:
-    """Each batch loses clients and whole nodes, whose clients may move to others."""
+    """In each batch, clients and whole nodes are lost; the clients of a lost node may move to other nodes."""
     rng = random.Random(seed)
     nodes, clients = rng.randint(1, 5), rng.randint(1, 40)
     goal = rng.randint(1, clients)
@@ -61,5 +61,5 @@ def test_all_are_drawn_about_equally_often() -> None:
         for own in Admission(3, 1, number).draw(at).values():
             for client in own:
                 times[client] += 1
-    # The mean is 150, with a deviation of 10.
+    # The expected number is 150, with a standard deviation of 10.
     assert all(100 < drawn < 200 for drawn in times.values()), times

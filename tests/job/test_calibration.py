@@ -37,7 +37,7 @@ def test_an_update_is_in_the_sums_when_all_its_workers_have_it(folds: Any, clien
 
 
 def test_costs_follow_from_passes_with_few_and_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass takes 1 ms an update, and 3 ms for the sums; one of them was disturbed."""
+    """A pass takes 1 ms for each update, and 3 ms for the sums. One of the passes was disturbed."""
     monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: Loopback(2e9, 2e9, 2e9, 1e-3))
     passes = [(n, 0.001 * n + 0.003) for n in (1, 1, 1, 2, 8, 8, 8)] + [(1, 0.9), (20, 5.0)]
     found = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
@@ -57,7 +57,7 @@ def test_what_was_not_measured_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Growing:
-    """A node whose updates take 10 ms until 300 come a second."""
+    """A node whose updates take 10 ms each as long as at most 300 arrive in a second."""
 
     def step(self, gap: float) -> Step:
         return Step(1 / gap, 0.01 if 1 / gap < 300 else 0.05)

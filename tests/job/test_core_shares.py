@@ -1,4 +1,4 @@
-"""How clients that do not know of each other share the cores."""
+"""How clients that were started separately share the machine's cores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_each_user_has_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 class Trained:
-    """A party that notes how many threads it has."""
+    """A party that stores how many threads it trains with."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch

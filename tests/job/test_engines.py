@@ -44,7 +44,7 @@ def test_nodes_are_local_unless_ray_is_asked_for(tmp_path: Path) -> None:
 
 
 class Unfinished:
-    """Orders that lack where to connect to: a process that gets one ends at once."""
+    """Makes orders without the address to connect to. A process that gets such an order ends at once."""
 
     def of(self, name: str, number: int) -> NodeOrder:
         del number
@@ -91,7 +91,7 @@ def test_a_ray_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 
 class Told:
-    """A run's side of Ray, and what the run hears from it."""
+    """A run's Ray engine, and the notes and ends of nodes that it reports to the run."""
 
     def __init__(self, folder: Path) -> None:
         self.lost: list[tuple[str, str]] = []
@@ -165,7 +165,7 @@ def test_a_cluster_that_nobody_answers_for_is_named() -> None:
         ray_driver._reach(f"127.0.0.1:{free}")
     with pytest.raises(LinkError, match=r"no Ray cluster answers at 127\.0\.0\.1:"):
         ray_driver._reach(f"127.0.0.1:{free}")
-    ray_driver._reach("auto")  # Ray finds it by itself
+    ray_driver._reach("auto")  # Ray looks for the cluster itself
 
 
 @pytest.mark.parametrize(

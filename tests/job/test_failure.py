@@ -50,7 +50,7 @@ def test_tables_of_a_long_journal_are_left_out(record: RunRecord, monkeypatch: p
 def test_a_job_that_is_ended_with_its_guest_has_that_in_its_record(
     record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str
 ) -> None:
-    record.close()  # its process is gone with the guest
+    record.close()  # as when the run's process has ended with the guest
 
     def watch(_guest: Any, there: Path, _limit: float) -> None:
         (there / "err").write_text(f"preparing payload\nlistening, record: {record.path}\nround 1/9\n")

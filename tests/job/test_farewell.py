@@ -56,7 +56,7 @@ def test_an_error_of_this_package_says_cause_and_hint() -> None:
 
 
 class App:
-    """Raises in the round given."""
+    """An app whose training raises in this round."""
 
     def __init__(self, raises: int | None = None, text: str = "") -> None:
         self.raises, self.text = raises, text

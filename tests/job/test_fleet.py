@@ -12,7 +12,7 @@ from thalweg.errors import RoundError
 from thalweg.job.common.fleet import ClientOrder, Fleet, Orders, client_threads
 from thalweg.sections import TransportSection
 
-# Nobody listens at the port that means "any".
+# An address at which nobody listens: port 0 stands for any port.
 NOBODY = "tcp://127.0.0.1:1"
 
 

@@ -85,7 +85,7 @@ def test_rounds_are_those_of_the_plans_algorithm(
 
 
 class Stuck:
-    """Storage that takes nothing until it is let go on."""
+    """Storage that accepts no bytes until the test allows it."""
 
     url = "stuck://run"
 
@@ -113,7 +113,7 @@ class Trained(Nothing):
 
 
 def test_no_round_waits_for_the_storage_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rounds are over while the storage has not taken the first checkpoint."""
+    """All rounds end before the storage has accepted the first checkpoint."""
     stuck = Stuck()
     monkeypatch.setattr(stores, "store_of", lambda _url, _run: stuck)
     table = {"folder": str(tmp_path), "checkpoint_to": "stuck://"}
@@ -132,7 +132,7 @@ def test_no_round_waits_for_the_storage_of_checkpoints(tmp_path: Path, monkeypat
 
 
 class Waiting(Core):
-    """A server to which two of three clients come."""
+    """A fake server to which only two of three clients connect."""
 
     def wait(self, _clients: int, _limit: float) -> int:
         return 2
@@ -161,7 +161,7 @@ def waiting(tmp_path: Path) -> Iterator[Callable[..., Host]]:
 
 
 class WaitsError(Exception):
-    """Ends a wait that would have no end."""
+    """Raised to end a wait that would never end."""
 
 
 def look_often() -> Callable[[], None]:

@@ -22,7 +22,7 @@ NAMES = ["node-1", "node-2", "node-3", "node-4"]
 
 
 class Core:
-    """A core's node that mixes by doubling the model, and says that some iterations were skipped."""
+    """A fake node of the core. It mixes by doubling the model, and reports that iterations were skipped."""
 
     def __init__(self, arena: _core.Arena, skips: Mapping[int, int] | None = None) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -83,7 +83,7 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
         ("wait", 2),
     ]
     assert party.told == [{"round": 1}, {"round": 2}]
-    # 0 + 1, mixed to 2; + 1, mixed to 6.
+    # Training adds 1 and mixing doubles: 0 + 1 becomes 2, and 2 + 1 becomes 6.
     np.testing.assert_allclose(first.after, 2 * first.before)
     np.testing.assert_allclose(np.abs(second.after[:16]), 6)
     assert first.evaluation is None

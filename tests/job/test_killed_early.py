@@ -37,7 +37,7 @@ class Told(LineProgress):
 
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
-    """Have each node's process killed at the step that the test names."""
+    """Return a function that has nodes' processes killed at the steps that the test names."""
     of = {"graph": (on_graph, "thalweg.job.graph.node"), "tree": (engines, "thalweg.job.tree.node")}
 
     def arrange(shape: str, deaths: Deaths) -> None:
@@ -82,7 +82,7 @@ def test_a_node_that_is_killed_before_it_is_open_is_started_again(
     dying: Dying, tmp_path: Path, shape: str, seed: int
 ) -> None:
     random = Random(seed)
-    # Each step once, and a node that is killed twice.
+    # A death at each step, and a node that is killed twice.
     deaths = [STEPS[shape][seed % len(STEPS[shape])], *random.choices(STEPS[shape], k=random.randrange(2))]
     dying(shape, {random.choice(names_of(shape)): deaths})
     told = Told()
@@ -140,7 +140,7 @@ class App:
 
 
 def star(folder: Path, dead: list[str], enough: int | None) -> Plan:
-    # The tests of a process load one app each, and a module is loaded once.
+    # A process loads a module only once, so each test of this file has a module of its own.
     file = folder / f"mortal_{folder.name}.py"
     file.write_text(APP)
     app = {"object": f"{file}:App", "options": {"dead": ",".join(dead)}}

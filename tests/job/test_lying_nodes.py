@@ -32,7 +32,7 @@ JOB: Final = 77
 HOMES: Final = {"honest": ["a", "b"], "liar": ["c"]}
 ELEMENTS: Final = 1000
 TOPS: Final = ("dedicated", "first-finished", "sharded")
-# Gets a request and a node's true answer to it, and returns the answer that the node gives.
+# A function that gets a request and the true answer, and returns the answer that the node sends.
 Lie = Callable[[str, dict[str, Any]], Any]
 
 
@@ -45,7 +45,7 @@ def constant(client: str) -> float:
 
 
 def expected(clients: str) -> float:
-    """The mean of these clients' updates; each weighs as much as its value."""
+    """Return the mean of these clients' updates. The weight of an update equals its value."""
     values = [constant(client) for client in clients]
     return float(np.float32(sum(value * value for value in values) / sum(values)))
 
@@ -78,7 +78,7 @@ class Raw(Liar):
         if json.loads(head)["do"] != self.asked:
             super()._answer(number, head, model)
             return
-        with suppress(_core.CoreError):  # the root does not wait for the answer any more
+        with suppress(_core.CoreError):  # the root no longer waits for the answer
             self._parent.answer(number, self.said, None, 1.0)
 
 
@@ -103,7 +103,7 @@ class Job:
 
 
 def order(url: str, name: str) -> NodeOrder:
-    """The order for a node of this name, without a secret."""
+    """Return the order of a node of this name, without a secret."""
     return NodeOrder(
         name=name,
         url=url,
@@ -127,7 +127,7 @@ def take_part(url: str, name: str) -> None:
 
 @contextmanager
 def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
-    """Run a tree of an honest node and another one, each with its clients."""
+    """Run a tree of an honest node and a lying one, each with its clients."""
     told = {
         "precision": "exact",
         "transport": {},
@@ -172,7 +172,7 @@ def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[NodeOrder],
 
 
 def in_round(change: Callable[[dict[str, Any]], object]) -> Lie:
-    """Change a round's report, in place or to the result of ``change``."""
+    """Return a lie that changes the report of a round, in place or to the result of ``change``."""
 
     def lie(asked: str, told: dict[str, Any]) -> Any:
         if asked != "round":
@@ -285,7 +285,7 @@ def saying(key: str, value: object) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_an_answer_of_another_form_loses_its_node_alone(change: Callable[[dict[str, Any]], object]) -> None:
-    with job(lying(in_round(lambda told: _kept(change(told))))) as made:
+    with job(lying(in_round(lambda told: _replacement(change(told))))) as made:
         there(made)
         outcome = made.round(1)
         assert counted(outcome) == "ab"
@@ -293,9 +293,9 @@ def test_an_answer_of_another_form_loses_its_node_alone(change: Callable[[dict[s
         assert "its node liar was dropped: " in reasons(outcome), outcome["participants"]
 
 
-def _kept(found: object) -> object:
-    """What a change returned, if that replaces the answer: a list or a dict."""
-    return found if isinstance(found, (dict, list)) else None
+def _replacement(result: object) -> object:
+    """Return the result of a change if it replaces the answer, which a list or a dict does; else None."""
+    return result if isinstance(result, (dict, list)) else None
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_tensors_that_nobody_asked_for_are_left_alone() -> None:
 
 
 def test_a_node_takes_no_client_of_another_and_invents_none() -> None:
-    """It comes by itself, and names clients that are connected elsewhere or nowhere."""
+    """The run does not start the node. The node names clients that are connected to other nodes, or to none."""
 
     def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
         if asked in ("wait", "round"):
@@ -376,7 +376,7 @@ def test_a_nodes_log_is_bounded_between_rounds() -> None:
 
 
 def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> None:
-    """A node that sends an invalid answer when it opens does not end the job."""
+    """If a node sends an invalid answer when it opens, the job goes on with another node."""
 
     def make(order: NodeOrder) -> Gateway:
         made = Raw(order, print)
@@ -425,7 +425,7 @@ def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
         member = _core.TaskClient(with_tree.address, name, json.dumps(options))
         with pytest.raises(_core.CoreError, match=f"for the role {role}, and here tree-node is asked for"):
             member.join()
-        # As it is meant, it is told where it belongs.
+        # The client is redirected to the node that it belongs to, as it should be.
         client = _core.Client(with_tree.address, name, json.dumps({"token": token(role, name)}), None)
         with pytest.raises(_core.CoreError, match="clients connect to a node"):
             client.join()

@@ -1,4 +1,4 @@
-"""A stranger at the metrics port gets few connections, one thread, and none of the job's descriptors."""
+"""A stranger at the metrics port can use only a few connections and one thread, and none of the job's descriptors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server(clock: Clock) -> Iterator[PageServer]:
 
 @pytest.fixture
 def connect(server: PageServer) -> Iterator[Callable[..., socket.socket]]:
-    """Connect from an address of the loopback network, and have the server take it."""
+    """Connect from an address of the loopback network, and let the server accept the connection."""
     with ExitStack() as stack:
 
         def made(source: str = LOCAL, words: bytes = b"") -> socket.socket:
@@ -63,7 +63,7 @@ def get(path: str) -> bytes:
 
 
 def answered(server: PageServer, caller: socket.socket) -> bytes:
-    """Take turns until the answer is whole."""
+    """Call ``turn`` until the answer is complete."""
     caller.setblocking(False)
     heard = bytearray()
     while True:

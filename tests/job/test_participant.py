@@ -13,7 +13,7 @@ from thalweg import _core
 from thalweg.errors import MetricsError
 from thalweg.job.star.participant import Submission, take_part
 
-# Seconds. Turns a hang into a failure.
+# Seconds after which a hanging test fails.
 LIMIT: Final = 60.0
 
 

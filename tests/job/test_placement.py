@@ -84,7 +84,7 @@ def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
 
 
 def test_clients_of_a_node_that_has_moved_follow_it() -> None:
-    """Ray has started it on another machine: the others send its clients to the new address."""
+    """Ray has restarted the node on another machine. The other nodes then redirect its clients to the new address."""
     all_nodes = nodes()
     all_nodes[3].reached = "tcp://10.0.0.9:4"
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""The total of retransmissions is a number only if all senders were counted; else it is unknown."""
+"""The total of retransmissions is known only if all senders were counted."""
 
 from __future__ import annotations
 

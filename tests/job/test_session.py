@@ -46,7 +46,7 @@ def plan(**sections: Any) -> Plan:
 
 
 class Tables:
-    """A record that only listens."""
+    """A fake record that stores what it gets."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[Mapping[str, Any]]] = {}
@@ -64,7 +64,7 @@ class Tables:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither labs nor groups of the machine."""
+    """Isolates the test from the machine's labs and cgroups."""
     monkeypatch.setattr(reaper, "reap", list)
     monkeypatch.setattr(emulated, "message_layers", lambda _: LAYERS)
 
@@ -78,7 +78,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A fake lab that is ready at once, and records the calls."""
+    """Replaces the lab by a fake one that is ready at once. Returns the list of its calls."""
     calls: list[str] = []
     lab = SimpleNamespace(
         name="run-lan",
@@ -105,7 +105,7 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_lab_gives_a_brokers_host_the_plans_congestion_control(
     packets: list[str], transport: dict[str, str], network: dict[str, Any], host: str | None
 ) -> None:
-    """The broker's process cannot set it, since a namespace refuses restricted algorithms; the lab can."""
+    """The broker's process cannot set it if the kernel refuses that algorithm in a namespace, but the lab can."""
     with sessions.session(plan(network=network, transport=transport), NAMES, lambda _: None) as made:
         assert made.spec is not None
         chosen = {one.name: one.sysctls.get(CONGESTION) for one in made.spec.hosts}

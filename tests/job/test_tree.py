@@ -33,7 +33,7 @@ TOKEN: Final = "ab" * 32
 URL: Final = "tcp://127.0.0.1:0"
 PLACED: Final = {"node-1": ["a", "b"], "node-2": ["c"], "node-3": ["d", "e"]}
 CLIENTS: Final = [client for clients in PLACED.values() for client in clients]
-# A stripe of the accumulator and a bit.
+# Slightly more than one stripe of the accumulator.
 ELEMENTS: Final = 40_000
 TOPS: Final = ("dedicated", "first-finished", "sharded")
 
@@ -63,7 +63,7 @@ def mean(number: int, clients: list[str]) -> bytes:
 
 
 def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None, timeout: float = 1.0) -> None:
-    """Be a client until the job is over or its node is lost."""
+    """Run a client until the job is over or its node is lost."""
     arena = _core.Arena(layout())
     client = _core.Client(url, name, json.dumps({"token": TOKEN, "timeout": timeout}), arena)
     try:
@@ -100,14 +100,14 @@ class Job:
         process.stdin.close()
 
     def again(self, node: Node) -> bool:
-        """Start a node that has ended again, as a run does."""
+        """Start an ended node again, as a run does."""
         if self.processes[node.name].poll() is None:
             return False
         self.start(node.name, 9)
         return True
 
     def address_of(self, client: str) -> str:
-        """The URL of a client's node, as the tree has sent it."""
+        """Return the URL of a client's node that the tree has sent."""
         node = next(node for node, clients in PLACED.items() if client in clients)
         (line,) = (line for line in self.said if line.startswith(f"{node} listens on "))
         return line.split()[3]
@@ -141,7 +141,7 @@ def job(
     choose: int | None = None,
     **options: Any,
 ) -> Iterator[Job]:
-    """Run a tree; with ``come`` its nodes come by themselves, and say how many clients they have."""
+    """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have."""
     model = _core.Arena(layout())
     told = {
         "precision": "exact",
@@ -253,7 +253,7 @@ def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(
 
 
 class Killing:
-    """A top that kills a node once its sums have been taken."""
+    """A top that kills a node after it has taken that node's sums."""
 
     def __init__(self, inner: Top, kill: Callable[[Any], bool]) -> None:
         self.inner, self.kill = inner, kill
@@ -270,7 +270,7 @@ def test_sums_that_were_counted_outlive_their_node(top: str) -> None:
     with job(top) as made:
 
         def kill(part: Part) -> bool:
-            # The second that is done: with the first-finished top the first is the top.
+            # The second node that finishes; with the first-finished top, the first one is the top.
             killed.append(part.node)
             if len(killed) == 2:
                 made.kill(part.node)
@@ -314,7 +314,7 @@ def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
 
 
 def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
-    """Call a function when the ``nth`` answer to a step of a sharded top has arrived; 0 means before any."""
+    """Call a function when the ``nth`` answer to a step of a sharded top has arrived; with 0, before the first one."""
     top = made.tree._top
     inner, seen = top._ask, [0]  # type: ignore[attr-defined]
 
@@ -343,8 +343,8 @@ def test_a_sharded_mean_is_of_the_same_updates_everywhere_whoever_is_lost(step: 
         at(made, step, nth, lambda: made.kill("node-2"))
         outcome = made.round(2)
         left = sorted(counted(outcome))
-        # Its part of the mean may have come before it was lost. The last of three nodes to finish has no part, as the
-        # model is too small, and is not needed once the others have its sums.
+        # The root may have received the node's part of the mean before the node was lost. The model is too small for
+        # three parts, so the last node to finish has none; it is no longer needed when the others have its sums.
         assert left in (["a", "b", "d", "e"], CLIENTS)
         has_part = "node-2" in [share["node"] for share in outcome["fold"]["shares"]]
         assert left != CLIENTS or not has_part or (step, nth) not in (("share", 0), ("share", 1), ("settle", 0))
@@ -362,8 +362,8 @@ def test_a_sharded_mean_goes_from_node_to_node() -> None:
     with job("sharded", precision="f32") as made:
         update = len(made.bits())
         crossed = [made.round(number)["fold"]["between_bytes"] / update for number in (1, 2)]
-        # Two thirds of the sums leave each of three nodes, then its third of the mean goes to two others and the root.
-        # In the first round the root sends each node the model besides.
+        # Each of three nodes sends two thirds of its sums to the others, and then its third of the mean to two nodes
+        # and the root. In the first round the root also sends the model to each node.
         assert crossed == pytest.approx([3 + 5, 5], rel=0.05)
         shares = made.round(3)["fold"]["shares"]
         assert sum(share["bytes"] for share in shares) == update
@@ -443,7 +443,7 @@ def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(m
     tree = Tree(_core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), told, own, top="dedicated")
 
     def there(_seconds: float) -> bool:
-        """Return that all nodes have joined, after the loss of one that is not opened yet."""
+        """Lose a node that is not opened yet, then report that all nodes have joined."""
         tree.lost("node-1", "killed by signal 9")
         return True
 

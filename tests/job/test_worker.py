@@ -18,7 +18,7 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Store the reason that the client sends when it leaves."""
+    """The list of reasons with which the client leaves; the test's client stores them there."""
     words: list[str] = []
 
     class Client:

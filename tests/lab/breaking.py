@@ -1,6 +1,6 @@
 """Runs a job inside the guest and injects a fault: ``python breaking.py FAULT PLAN``. Prints the job's JSON.
 
-It sees what the hosts send by /proc, and changes them by iproute2 in their namespaces, each at a virtual time.
+It reads from /proc how much the hosts have sent, and changes hosts with iproute2 in their namespaces, at virtual times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UPDATE: Final = 4 << 20
 MIDDLE: Final = UPDATE * 3 // 2
 LOCKED: Final = 1 << 20
 RDMA: Final = "match ip protocol 17 0xff match ip dport 4791 0xffff"
-#: Of packets from 4096 to 8191 bytes.
+#: Options of tc: packets of 4096 to 8191 bytes.
 LONG: Final = "match u16 0x1000 0xf000 at 2"
 CLIENT: Final = "client-1"
 DEVICES: Final = Path("/sys/class/infiniband")
@@ -77,7 +77,7 @@ def until_middle(host: Host) -> int:
 
 
 def filtered(host: Host, what: str) -> None:
-    """Have a host lose packets that come."""
+    """Make a host drop incoming packets."""
     within(host, "tc", "qdisc", "add", "dev", host.device, "ingress")
     action = f"tc filter add dev {host.device} parent ffff: protocol ip u32 {what} action drop"
     within(host, *action.split())
@@ -88,7 +88,7 @@ def unfiltered(host: Host) -> None:
 
 
 def flap(host: Host, seconds: float) -> None:
-    """Take a host's device down for a while. Its neighbours, which nobody asks for here, are made known again."""
+    """Take a host's device down for a while, then restore its neighbour table: the lab answers no ARP requests."""
     device = host.device
     known = [line.split() for line in within(host, "ip", "-4", "neigh", "show", "dev", device).splitlines()]
     within(host, "ip", "link", "set", device, "down")
@@ -99,7 +99,7 @@ def flap(host: Host, seconds: float) -> None:
 
 
 def interrupted(there: Mapping[str, Host], seconds: float) -> None:
-    """Lose all that comes by RDMA to the server for a while, in the middle of an update."""
+    """Drop all of the server's incoming RDMA packets for a while, in the middle of an update."""
     until_middle(there[CLIENT])
     filtered(there["server"], RDMA)
     time.sleep(seconds)
@@ -133,7 +133,7 @@ FAULTS: Final[Mapping[str, Callable[[Mapping[str, Host]], None]]] = {
 
 
 def server_killed(plan: str) -> Any:
-    """Kill the server in the middle of an update; no client outlives it, and the next job has the devices again."""
+    """Kill the server in the middle of an update. Then no client outlives it, and the next job can use the devices."""
     job = start(plan)
     there = hosts()
     until_middle(there[CLIENT])

@@ -1,4 +1,4 @@
-"""Shares of a core: which files get which numbers, in both versions of cgroup."""
+"""Shares of a core: which numbers are written to which files, in both versions of cgroup."""
 
 from __future__ import annotations
 

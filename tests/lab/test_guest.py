@@ -108,7 +108,7 @@ def test_a_guest_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
 
 
 def program(pid: str) -> bytes:
-    """Return the name of the program of a process, b"" if that has ended."""
+    """Return the name of a process's program; b"" if the process has ended."""
     try:
         return os.fsencode(Path(f"/proc/{pid}/exe").readlink().name)
     except OSError:
@@ -118,7 +118,7 @@ def program(pid: str) -> bytes:
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(("network", "bound"), [([*NETWORK[:1], "rate=100mbit,rtt=20ms"], 0.0), (NETWORK, 0.05)])
 def test_a_job_gives_the_same_times_again(tmp_path: Path, network: list[str], bound: float) -> None:
-    """Compare times up to the cost of reading the clock, 256 ns, and with packet loss up to 5 %."""
+    """Times may differ by 256 ns, the cost of reading the clock, and with packet loss by 5 %."""
     tables = []
     for _ in range(2):
         done = thalweg(tmp_path, *JOB, *network, "--json")
@@ -155,7 +155,8 @@ def test_folders_that_the_guest_covers_are_there_if_the_program_needs_them(
     monkeypatch.setattr(sys, "path", [str(modules), str(tmp_path / "not-there"), str(tmp_path)])
     lines = guest.script(["job"], ()).splitlines()
     mounts = [line for line in lines if line.startswith("mount")]
-    # The folder of modules is within the environment. The rest stays the guest's own, but for the job's folder.
+    # Python's modules are inside the environment's folder. Except for that and the job's folder, the guest has its own
+    # files.
     assert mounts == [
         f"mount -r -t hostfs -o {environment} hostfs {environment}",
         f"mount -t hostfs -o {tmp_path} hostfs {tmp_path}",

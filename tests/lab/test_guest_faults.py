@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("built")
 
 BREAKING: Final = Path(__file__).with_name("breaking.py")
 ROUNDS: Final = 3
-#: Whoever trains adds the same whole numbers, so that the mean is exact and each round has a model of its own.
+#: Each client adds the same whole number in a round. So the mean is exact, and every round has a different model.
 APP: Final = """
 import numpy as np
 
@@ -67,7 +67,7 @@ class Came:
         return [row for row in self.run.transfers if (row.client, row.direction) == ("client-1", "up")]
 
     def check(self) -> None:
-        """All rounds were whole, and the model is right bit for bit."""
+        """Assert that all rounds were complete and the model is right bit for bit."""
         assert [(one["participants"], one["complete"]) for one in self.job["rounds"]] == [(1, True)] * ROUNDS
         self.check_model()
 
@@ -77,7 +77,7 @@ class Came:
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a job inside, and break something."""
+    """Run a job inside the guest, and inject a fault."""
 
     def run(fault: str, clients: int = 1, *before: str) -> Came:
         monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_a_link_whose_packets_are_filtered_is_tcp_and_says_so(broken: Any, fault
 
 
 def test_with_little_locked_memory_the_link_is_tcp_and_says_so(broken: Any) -> None:
-    # Whoever may lock as much as it likes has no limit.
+    # A process that may lock any amount of memory has no such limit.
     came = broken("little may be locked", 1, "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
     came.check()
     assert "is tcp: " in came.log

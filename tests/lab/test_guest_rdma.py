@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[2]
 MODES: Final = ("window", "pull", "fedrdma-e", *(["fedrdma"] if _core.BASELINES else []), "whole")
 MIB: Final = 1 << 20
 
-#: A device of the guest's own, whose packets come back at once.
+#: A device of the guest alone, whose packets return at once.
 DEVICE: Final = """set -e
 ip link add loop0 type dummy
 ip link set loop0 mtu 4200 up
@@ -111,7 +111,8 @@ def test_a_lossy_job_takes_the_same_times_again(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.format(mode="window", clients=1, loss="1%"))
     first, second = (_transfers(tmp_path) for _ in range(2))
     for one, other in zip(first, second, strict=True):
-        # A few stray packets come at random times, and move what the relay hands over by up to its step of 50 us.
+        # A few packets of other origin arrive at random times. They shift the relay's deliveries by up to its step of
+        # 50 us.
         assert one == pytest.approx(other, abs=2e-4)
 
 

@@ -27,7 +27,7 @@ def prompt_of(program: str, folder: Path, home: Path) -> str:
         try:
             while piece := os.read(ours, 4096):
                 text += piece
-        except OSError:  # how a terminal ends that nobody has open any more
+        except OSError:  # reading a terminal fails when no process has it open any more
             pass
         process.wait()
     os.close(ours)

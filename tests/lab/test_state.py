@@ -1,4 +1,4 @@
-"""One supervisor at a time has a lab's name. The folder of a dead supervisor is told apart from a running lab's."""
+"""Only one supervisor at a time has a lab's name. A dead supervisor's folder does not count as a running lab."""
 
 from __future__ import annotations
 

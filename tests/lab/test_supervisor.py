@@ -66,10 +66,10 @@ def test_two_at_once(start_lab: StartLab) -> None:
 def test_a_lab_that_ends_meanwhile_has_no_status(start_lab: StartLab, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _, _ = start_lab()
     second, _, _ = start_lab()
-    # Both were listed; the second ends before it is queried.
+    # Both labs were listed, but the second one ends before it is asked for its status.
     second.down()
     assert [(lab.name, status.elapsed) for lab, status in client.statuses([first, second])] == [("wan", 1.5)]
-    # One that does not answer and does not end is an error.
+    # A lab that neither answers nor ends is an error.
     monkeypatch.setattr(client, "END_SECONDS", 0.0)
     (first.state.folder / states.SOCKET).unlink()
     with pytest.raises(LabError, match="does not answer"):

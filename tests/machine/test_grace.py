@@ -74,7 +74,7 @@ def test_context_managers_and_what_fails_meanwhile_are_in_a_hurry_too() -> None:
 
 
 class Ignores:
-    """A process that ends only when it is killed; it notes how long it was waited for."""
+    """A fake process that ends only when it is killed. It stores the timeouts with which it was waited for."""
 
     returncode = None
 
@@ -170,7 +170,7 @@ def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.Mo
         return Answer()
 
     monkeypatch.setattr(client, "exchange", exchange)
-    ended = states.State("wan", os.getpid(), started=0)  # this process, but not as it started: the lab's has ended
+    ended = states.State("wan", os.getpid(), started=0)  # another start time: the lab's own supervisor has ended
     client.RunningLab(ended).down()
     interrupted(lambda: client.RunningLab(ended).down())
     assert asked[0] == (namespaces.GRACE_SECONDS, client.ANSWER_SECONDS)

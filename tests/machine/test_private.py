@@ -72,7 +72,7 @@ def test_a_part_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
 
 @ROOT
 def test_a_stranger_cannot_have_files_removed(tmp_path: Path) -> None:
-    """A folder of the stranger's at the known place, whose `seats` is a link to a folder of root's."""
+    """A stranger makes the folder at the well-known path first. Its entry `seats` is a link to a folder of root."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "seat-1").write_text("kept")
     (tmp_path / "thalweg-0").mkdir()

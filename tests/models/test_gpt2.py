@@ -38,7 +38,7 @@ def app(name: str, client: int = 0) -> KnownApp:
 
 
 def values(width: int, layers: int, tokens: int, positions: int) -> int:
-    """Count a GPT-2's values: four matrices, their biases and two normalisations a layer, one behind all of them."""
+    """Count a GPT-2's values: four matrices with biases and two normalisations a layer, and a last normalisation."""
     layer = 12 * width**2 + 13 * width
     return (tokens + positions) * width + layers * layer + 2 * width
 
@@ -92,7 +92,7 @@ def test_training_lowers_the_loss_and_moves_what_travels_alone(name: str) -> Non
     model: nn.Module = known.model()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     untrained = known.evaluate(model, known.test_data())
-    # Of 256 bytes as likely as each other: ln 256 = 5.5.
+    # The cross-entropy of 256 equally likely bytes: ln 256 = 5.5.
     assert untrained["loss"] == pytest.approx(5.5, abs=0.1)
     for number in (1, 2, 3):
         samples, metrics = known.train(model, known.train_data(), {"round": number})

@@ -152,7 +152,7 @@ def test_unknown_models_are_refused_with_a_guess() -> None:
         ("payload:f64:10x64B", 640),
         ("payload:vgg5", 2_330_856),
         ("payload:f64:vgg5", 8 * 582_669),
-        # As FedRDMA sends it: 995.5 MB, and 1.125 MiB to 288 MiB of adapters (its table 3).
+        # FedRDMA sends 995.5 MB, and adapters of 1.125 MiB to 288 MiB (its table 3).
         ("payload:f64:gpt2", 995_518_464),
         ("payload:gpt2", 497_759_232),
         ("payload:f64:gpt2+lora4", 1_179_648),
@@ -241,7 +241,7 @@ def test_errors_name_cause_and_hint_and_survive_another_process() -> None:
     error = errors.PlanError("rounds is 0.", "Give 1 or more")
     assert str(error) == "rounds is 0. Give 1 or more"
     assert (error.cause, error.hint) == ("rounds is 0.", "Give 1 or more")
-    back = copy.copy(error)  # by the same hook as pickling
+    back = copy.copy(error)  # uses the same method as pickling
     assert (type(back), str(back), back.hint) == (errors.PlanError, str(error), error.hint)
     for name in ("PlanError", "DataError", "ModelError", "LinkError", "RoundError", "RecordError"):
         assert issubclass(getattr(errors, name), errors.ThalwegError)

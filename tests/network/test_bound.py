@@ -77,7 +77,8 @@ def test_the_slowest_client_counts() -> None:
 
 def test_through_a_broker_the_model_goes_up_once_and_updates_go_twice() -> None:
     made = build("rate=60mbit,rtt=10ms", 3, broker={"rate": "90mbit", "rtt": "20ms"})
-    # Down: all three models leave the broker by its link. Up: all three updates come to it, while the last goes on.
+    # Down: all three models leave the broker over its link. Up: all three updates arrive there, and the last one
+    # continues to the server.
     assert bound.seconds(made, MB, 3, broker=True) == pytest.approx(sent(3 * MB, 90e6) + sent(MB, 60e6) + 2 * 0.025)
     assert bound.seconds(made, MB, 1, broker=True) == pytest.approx(2 * (sent(MB, 60e6) + 0.025))
     # Jobs that need no broker do not cross the broker's link.
@@ -87,7 +88,7 @@ def test_through_a_broker_the_model_goes_up_once_and_updates_go_twice() -> None:
     asked = {"topology": "graph", "rate": "100mbit", "broker": {}, "links": links, "switches": ["hub"]}
     network = NetworkSection.model_validate(asked)
     made = spec.build(["client-1", "client-2"], network)
-    # The server's link: one model down, two updates up, as the broker's are quick.
+    # The server's link decides, because the broker's link is fast: one model down, two updates up.
     assert bound.seconds(made, MB, 2, broker=True) == pytest.approx(sent(MB, 10e6) + sent(2 * MB, 10e6))
 
 
@@ -124,7 +125,7 @@ def test_paths_are_the_fewest_links_and_the_first_named() -> None:
     network = NetworkSection.model_validate({"topology": "graph", "switches": ["x", "y"], "links": links})
     found = routes(spec.build(["client-1", "client-2"], network))
     names = {pair: [f"{link.name} {way}" for link, way in path] for pair, path in found.items()}
-    # As the relay, which searches from the target: of the links into it, the earlier one.
+    # Like the relay, which searches from the target and takes the earlier of the links that lead to it.
     assert names["client-1", "server"] == ["client-1_y ab", "y_server ab"]
     assert names["server", "client-1"] == ["x_server ba", "client-1_x ba"]
     assert names["server", "client-2"] == ["x_server ba", "client-1_x ba", "client-2_client-1 ba"]

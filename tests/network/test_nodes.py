@@ -51,7 +51,7 @@ def test_the_clients_of_a_node_may_share_a_rate_on_their_way_in() -> None:
     assert found["client-2"][:2] == ("client-2", "node-0-clients")
     assert found["node-0-clients"] == ("node-0-clients", "node-0", 60 * MBIT, None)
     assert found["node-0"] == ("node-0", "switch", None, None)
-    # Two clients share the way up, and each has its own way down.
+    # Two clients share the link up to their node, and each has a link down of its own.
     up = 2 * MB * 8 / (60 * MBIT) * 1500 / 1448
     down = MB * 8 / (50 * MBIT) * 1500 / 1448
     assert bound.seconds(made, MB, 3) == pytest.approx(down + up + 0.002)

@@ -26,7 +26,7 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "continent": {"rate": 1000 * MBIT, "rtt": 0.072, "loss": 0.0001},
 }
 SLOWLY = {"delay_correlation": 0.99, "keep_order": True}
-# Up and down, where they differ.
+# Rates up and down, for profiles in which they differ.
 UNEQUAL: dict[str, tuple[int, int, dict[str, Any]]] = {
     "home": (20 * MBIT, 100 * MBIT, {"rtt": 0.015, "jitter": 0.001, "loss": 0.0005, **SLOWLY}),
     "5g": (20 * MBIT, 207 * MBIT, {"rtt": 0.044, "jitter": 0.008, "loss": 0.001, **SLOWLY}),

@@ -76,7 +76,7 @@ def test_a_draw_does_not_depend_on_the_other_clients() -> None:
     rates = [shape.rate or 0 for shape in shapes]
     assert min(rates) >= 6e8
     assert max(rates) <= 8e8
-    # The mean of 64 even draws is within four standard errors of the middle.
+    # The mean of 64 uniform draws lies within four standard errors of the middle.
     assert abs(sum(rates) / 64 - 7e8) < 4 * 2e8 / (12 * 64) ** 0.5
     assert all(0.02 <= shape.delay <= 0.06 for shape in shapes)
 
@@ -165,13 +165,13 @@ def test_a_limiter_on_the_device_is_the_hosts_and_not_the_links() -> None:
     table: dict[str, Any] = made.table()
     limits = {host["name"]: host.get("egress") for host in table["hosts"]}
     own = {"rate": 8_000_000, "queue_bytes": 50_000, "burst_bytes": 1600}
-    # The server sends over two links, so that no limit of one of them is that of its device.
+    # The server has two links, so its device gets no limit from either of them.
     assert limits == {"server": None, "client-1": own, "client-2": own}
     assert [(link["ab"]["rate"], link["ab"]["queue_bytes"], link["ab"]["loss"]) for link in table["links"]] == [
         (None, None, 0.01)
     ] * 2
     assert [link["ba"]["rate"] for link in table["links"]] == [4_000_000] * 2
-    # What is known of the links stays: bounds and buffers come from it.
+    # The links keep their shapes, because bounds and buffer sizes are computed from them.
     assert [link.ab.rate for link in made.links] == [8_000_000] * 2
 
 

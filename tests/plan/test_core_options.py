@@ -15,14 +15,15 @@ from thalweg.plan import Plan
 from thalweg.plan.options import OF_TASKS
 from thalweg.sections.marks import Key, keys
 
-# Options of the core that no key of a plan has: trust, the job's number, what follows from several keys (workers
-# and sums of a tree), what an emulated network is like, and what only tests change.
+# Options of the core that no single key of a plan sets: trust, the job's number, options that follow from several keys
+# (workers and sums of a tree), the emulated network, and options for tests.
 OWN = {
     "": {"transport", "layers", "issuer", "token", "job", "workers", "sums"},
     "transport": {"tls", "login", "connect_timeout_ms"},
     "layers": {"emulate"},
 }
-# Of a client: those of a server, how long it tries, and whether it is a node of a tree.
+# The same for a client: the options that only servers have, how long it tries to connect, and whether it is a node of a
+# tree.
 CLIENTS = {"transport", "layers", "token", "seed", "timeout", "tree"}
 NEVER = "never"
 URL = "memory://never"

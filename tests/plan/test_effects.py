@@ -33,7 +33,7 @@ BASES: Final[dict[str, dict[str, Any]]] = {
     "graph": {"job": {"graph": "ring"}},
     "flower": {"app": {"object": "flower:somewhere"}},
 }
-# A value other than the default for each line. tests/network tests the effects on links.
+# For each line of the table of effects, a value other than the default. tests/network tests the effects on links.
 VALUES: Final[dict[str, Any]] = {
     "job.rounds": 7,
     "job.clients": 6,
@@ -151,7 +151,7 @@ VALUES: Final[dict[str, Any]] = {
     "nodes.ray_wait": 1.0,
     "nodes.groups": ["west"],
 }
-# What else a key needs to be accepted, in all jobs or in one.
+# Other keys that a key needs to be accepted, in all jobs or in one.
 BESIDE: Final[dict[str, dict[str, Any]]] = {
     "job.deadline, graph": {"job.wait": "deadline"},
     "stress.parties, graph": {"stress.cpu": 50, "stress.parties": ["node-1"]},
@@ -175,7 +175,7 @@ BESIDE: Final[dict[str, dict[str, Any]]] = {
     "nodes.ray_wait": {"nodes.engine": "ray"},
 }
 
-# Keys of the core that Python follows itself in these jobs: it counts the nodes, and asks for replies.
+# In these jobs Python itself uses these keys and does not pass them to the core: it counts nodes and asks for replies.
 OUTSIDE: Final = {("job.clients", "graph"), ("job.clients", "flower"), ("repair.resend", "flower")}
 KEYS: Final = {key.path: key for key in keys(Plan)}
 
@@ -217,7 +217,7 @@ def told(plan: Plan, job: str) -> str:
 
 @lru_cache
 def words_read() -> frozenset[str]:
-    """All names of attributes and all strings in the package's code, without the modules that define keys."""
+    """Return all names of attributes and all strings in the package's code, except in the modules that define keys."""
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         if path.is_relative_to(PACKAGE / "sections") or path == Path(effects.__file__):
@@ -229,7 +229,7 @@ def words_read() -> frozenset[str]:
 
 
 def cases(*, with_effect: bool) -> Iterator[tuple[str, str]]:
-    """Pairs of a key and a job, without the keys that decide which job it is."""
+    """Return pairs of a key and a job, without the keys that decide the shape of the job."""
     for path in VALUES.keys() - {"job.graph", "aggregation.shape", "app"}:
         without = effects.LINES[path].without
         yield from ((path, job) for job in effects.JOBS if (job not in without) is with_effect)
@@ -258,7 +258,7 @@ def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
     with pytest.raises(PlanError) as caught:
         made(job, {**beside(path, job), path: VALUES[path]})
     section = path.partition(".")[0]
-    # Some are refused with their whole section, or because there is an app.
+    # Some keys are refused because their whole section is, or because there is an app.
     wanted = (
         f"{path} has no effect {effects.IN[job]}: {effects.LINES[path].without[job]}",
         f"[{section}]",

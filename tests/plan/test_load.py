@@ -256,7 +256,7 @@ def test_stress_and_network_are_none_unless_said() -> None:
 
 
 def test_what_goes_together_is_judged_when_the_options_are_there(tmp_path: Path) -> None:
-    """A file's key may need another that the command line gives, so keys are checked together only after the merge."""
+    """A key in a file may need another key from the command line, so combinations are checked only after the merge."""
     file = tmp_path / "plan.toml"
     file.write_text('[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\n')
     with pytest.raises(PlanError, match=r"network\.broker has no effect"):

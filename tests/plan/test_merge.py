@@ -1,4 +1,4 @@
-"""Plans: the command line over the file over the defaults; writing and reading again."""
+"""Plans: the command line overrides the file, and the file overrides the defaults. Also writing and reading again."""
 
 from __future__ import annotations
 

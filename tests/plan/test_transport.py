@@ -69,7 +69,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("pond", network="none"), REGISTRY)
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
     check_transport(own, REGISTRY)
-    # Defaults are left out, and so are values that only the server knows.
+    # Client options do not include defaults and values that only the server knows.
     for given in ({"mode": "down", "pump": True}, {"pump": False}, {"lift": 9000}, {"lift": 8000}):
         check_transport(plan("lock", **{f"transport__options__{key}": value for key, value in given.items()}), REGISTRY)
     for chunk, lift in ((1024, 1088), (4096, 1088)):

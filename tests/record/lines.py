@@ -33,7 +33,7 @@ def line(
     evaluation: Mapping[str, Any] | None = None,
     value: float = 1.0,
 ) -> dict[str, Any]:
-    """A node's line; ``lost`` are bytes that did not come of a neighbour, ``value`` that of all its parameters."""
+    """Return a node's line. ``lost``: bytes of a neighbour that did not arrive; ``value``: that of all parameters."""
     exchanges = [exchange(peer, received=EXPECTED - (lost or {}).get(peer, 0)) for peer in NODES if peer != node]
     used = sum(one["bytes"] for one in exchanges)
     model = np.full(128, value)

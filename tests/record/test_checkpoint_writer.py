@@ -74,7 +74,7 @@ class Slow(fs.FileSystemHandler):  # type: ignore[misc]
 
 
 class Full:
-    """A store that takes some bytes and fails; or reports nothing."""
+    """A store that accepts some bytes and then fails, or pretends success."""
 
     url = "full://"
 
@@ -146,7 +146,7 @@ def test_slow_storage_gets_the_newest_and_nobody_waits_for_it(tmp_path: Path, ar
     left_out = "the checkpoint of round {} is left out: storage still writes that of round 1"
     assert writer.notes() == [left_out.format(2), left_out.format(3)]
     assert list(tmp_path.rglob("*.safetensors")) == []
-    arena[0] = 99  # rounds go on
+    arena[0] = 99  # the next rounds change the model
     slow.go_on.set()
     writer.close(TIMEOUT)
     assert (writer.facts()["written"], writer.last, writer.notes()) == (2, 4, [])

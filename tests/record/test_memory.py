@@ -23,12 +23,12 @@ from thalweg.record.tables import JOURNALED, read_table, write_parquet
 from thalweg.ui.progress import LineProgress
 
 EARLY, LATE = 50, 500
-# Growth in bytes a round that the test accepts. A kept entry would take thousands of bytes.
+# Growth of memory in bytes a round that the test accepts. An entry that stays in memory takes thousands of bytes.
 SLACK = 100 * (LATE - EARLY)
 
 
 class Core:
-    """A server whose rounds take no time, and that looks at what is in memory when they begin."""
+    """A fake server whose rounds take no time. When a round begins, it counts the entries in memory."""
 
     def __init__(self) -> None:
         self.entries: dict[int, int] = {}
@@ -91,7 +91,7 @@ def test_nothing_holds_on_to_rounds(plan: Plan, record: RunRecord) -> None:
 
 
 class Entry(dict[str, Any]):
-    """A round that one can watch going away."""
+    """A journal entry that can be weakly referenced, to see when it is freed."""
 
     __slots__ = ("__weakref__",)
 

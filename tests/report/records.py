@@ -1,4 +1,4 @@
-"""Generated records in the form of real ones: every number in them is known."""
+"""Generated records that have the form of real ones, and known numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(
     lab: bool = True,
     parquet: bool = True,
 ) -> Path:
-    """Write a record and return its folder. In round n communication takes 0.1 n seconds a direction."""
+    """Write a record and return its folder. In round n each direction of communication takes 0.1 n seconds."""
     folder.mkdir(parents=True)
     sections: dict[str, Any] = {
         "job": {"clients": len(names), "rounds": rounds},
@@ -114,7 +114,7 @@ def links(name: str) -> list[dict[str, Any]]:
 
 
 def queues(name: str, rounds: int) -> list[dict[str, Any]]:
-    """Return samples each 10 ms: in each round 0.1 s at 80 Mbit/s one way, a second later the other."""
+    """Return samples, 10 ms apart: in each round 0.1 s at 80 Mbit/s one way, and a second later the other way."""
     return [
         {
             "seconds": 10.0 * number + begin + 0.01 * step, "link": name, "direction": direction,
@@ -137,5 +137,5 @@ def party(name: str) -> dict[str, Any]:
 
 
 def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a table as the end of a run does."""
+    """Write a table in the way in which a run does at its end."""
     write_table(folder, name, [list(rows)])

@@ -20,7 +20,7 @@ from thalweg.report import report
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 NEEDED = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed; see make system")
-# No name is looked up: the browser itself has a few addresses that it likes to ask.
+# Prevents all name lookups, because the browser itself contacts a few addresses.
 OPTIONS = (
     "--headless=new", "--disable-gpu", "--no-sandbox", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-extensions",
@@ -39,7 +39,7 @@ class Loaded(NamedTuple):
 
 
 def load(page: Path, folder: Path, *options: str) -> Loaded:
-    """Load a page; ``folder`` gets all that the browser writes."""
+    """Load a page. The browser writes its files to ``folder``."""
     folder.mkdir()
     log = folder / "net.json"
     done = subprocess.run(
@@ -90,7 +90,7 @@ def test_the_plots_are_there(loaded: Loaded) -> None:
         "communication-time", "accuracy-rounds", "accuracy-time", "communication-rounds", "round-time",
         "timeline", "timeline", "links",
     ]  # fmt: skip
-    # The second run's timeline is folded, and drawn when it is unfolded.
+    # The second run's timeline is folded. It is drawn only when it is unfolded.
     assert len(re.findall(r'<div class="plot js-plotly-plot"', loaded.dom)) == len(places) - 1
     assert len(re.findall(r'<svg class="main-svg"', loaded.dom)) >= len(places) - 1
     assert loaded.dom.count('class="scatterlayer') >= 3

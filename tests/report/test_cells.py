@@ -1,4 +1,4 @@
-"""The first answer of a report on several runs, with the failed ones."""
+"""The first answer of a report on several runs, some of which failed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from thalweg.report.source import read_run
 
 
 def told(path: Path, **figures: float | None) -> Path:
-    """Set these figures in each round of a record, and return it."""
+    """Set these figures in each round of a record, and return the record's folder."""
     journal = path / "journal.jsonl"
     entries: list[dict[str, Any]] = [json.loads(line) for line in journal.read_text().splitlines()]
     journal.write_text("".join(json.dumps({**one, **figures}) + "\n" for one in entries))

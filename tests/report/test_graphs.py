@@ -23,7 +23,7 @@ from thalweg.report.source import read_run
 
 
 def record(folder: Path, *training: Mapping[str, float], parquet: bool = True, edges: Any = None) -> Path:
-    """Write the record of a ring of three. Each of two iterations has the seconds of training of each node, in turn."""
+    """Write the record of a ring of three nodes with two iterations, from each node's seconds of training."""
     folder.mkdir(parents=True)
     plan = Plan.of({"job": {"graph": "ring", "clients": 3, "rounds": 2}, "model": {"name": "lenet"}})
     (folder / "plan.toml").write_text(plan.to_toml())
@@ -52,7 +52,7 @@ def test_a_slow_node_is_named_with_what_it_costs(tmp_path: Path) -> None:
     )
     by_name = {node.node: node for node in found.nodes}
     assert (by_name["node-2"].train_seconds, by_name["node-2"].degree) == (20.0, 2)
-    # It ends 19 s after both of its neighbours, which end together.
+    # The slow node ends 19 s after its two neighbours, which end at the same time.
     gaps = found.finish_gap_seconds
     assert gaps is not None
     assert (gaps.mean, gaps.median, gaps.min, gaps.max) == pytest.approx((38 / 3, 9.5, 9.5, 19.0))

@@ -25,7 +25,7 @@ def test_of_a_run(wifi: Path) -> None:
     assert found.accuracy == found.best_accuracy == 1 - 0.5 / 4
     assert found.communication_seconds is not None
     assert table_of(found.communication_seconds) == pytest.approx({"count": 4, "min": 0.2, "median": 0.5, "max": 0.8})
-    # 2 MB a link at 80 Mbit/s are 0.2 s; 4 MB in 0.2 to 0.8 s.
+    # 2 MB over a link of 80 Mbit/s take 0.2 s. Rounds move 4 MB in 0.2 s to 0.8 s.
     assert found.bound_seconds is not None
     assert found.share_of_bound is not None
     assert found.goodput_bits_per_second is not None
@@ -98,7 +98,7 @@ def test_hosts_do_not_count_what_is_not_tcp(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("party", "counted"), [("broker", None), ("server", 3 * 7)])
 def test_what_a_broker_sent_again_only_its_host_counts(tmp_path: Path, party: str, counted: int | None) -> None:
-    """A broker without a host of its own is on the server's, whose count has it."""
+    """A broker without a host of its own runs on the server's host, whose count includes it."""
     path = make(tmp_path / "r", plan={"transport": {"url": "mqtt"}})
     rows = read_table(path, "parties")
     write(path, "parties", [*rows, {**rows[0], "party": "broker", "retransmitted_segments": None}])

@@ -39,7 +39,7 @@ def said(path: Path) -> str:
 
 
 def spoil(path: Path, lost: dict[int, str], reason: str) -> None:
-    """Have an update of each of the rounds ``lost``, by the client there, not count."""
+    """Change the record: in each round of ``lost``, the update of the client named there does not count."""
     journal = path / "journal.jsonl"
     entries: list[dict[str, Any]] = [json.loads(line) for line in journal.read_text().splitlines()]
     for entry in entries:

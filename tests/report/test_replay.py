@@ -59,7 +59,7 @@ def test_what_copies_has_a_rate_and_what_is_above_leaves_is_not_counted_twice() 
 
 
 def test_a_run_is_played_again(tmp_path: Path) -> None:
-    # What an update costs is known of those that find a worker without work, which not every round has.
+    # Costs are measured only on updates that find an idle worker, and not every run has such updates.
     made = plan(tmp_path, rounds=30, system="sf", workers=1)
     found = replayed(job.run(made, LineProgress()).record.path)
     assert (found["system"], found["split"], found["updates"]) == ("sf", "clients", 2)

@@ -1,4 +1,4 @@
-"""The series of plots: they match the record, and have a bounded number of points."""
+"""The data of plots: they match the record, and have a bounded number of points."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from thalweg.report import report
 from thalweg.report.document import LIBRARY
 
 MOST_BYTES = 1_500_000
-# Of plotly-basic.min.js in the package plotly.js-basic-dist-min 4.1.1.
+# SHA-256 of plotly-basic.min.js in the npm package plotly.js-basic-dist-min 4.1.1.
 SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
 
 

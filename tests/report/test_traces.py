@@ -46,7 +46,7 @@ def test_links_are_told_apart_and_the_longest_comes_first(tmp_path: Path) -> Non
 def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> None:
     lines = [
         line(0.0), line(0.3, "window", rtt_latest=0.09), line(0.4, "idle", rtt_latest=None),
-        # First a pause, with nothing to send. Then a second of waiting for an ACK, which is not a pause.
+        # First a pause in which there is nothing to send, then a wait for an ACK of one second, which is no pause.
         line(5.0, "window", rtt_min=0.03), line(6.0, "idle"),
     ]  # fmt: skip
     (found,) = read_traces(write(tmp_path / "t.jsonl", lines))
@@ -83,7 +83,7 @@ def test_a_chart_has_a_row_for_each_thing_that_is_known(tmp_path: Path) -> None:
     (smoothed,) = (trace for trace in made.traces if trace["name"] == "smoothed")
     assert smoothed["y"] == [50.0] * 9
     assert smoothed["x"][0] == pytest.approx(0.1)
-    # As a masking receiver writes it.
+    # A line in the form in which a masking receiver writes it.
     bare = {"peer": "10.0.0.2:40", "time": 1.0, "window": 5, "delivered": 3, "lost": 1}
     (some,) = read_traces(write(tmp_path / "bare.jsonl", [bare, {**bare, "time": 1.5, "delivered": 9}]))
     groups = list(dict.fromkeys(trace["legendgroup"] for trace in chart(some, since=1.0).traces))

@@ -1,7 +1,8 @@
-"""A pretended CUDA device, for machines without one: tensors on it, its queue of copies, and calls of CUDA's runtime.
+"""A fake CUDA device for machines without a real one: its tensors, its queue of copies, and calls of CUDA's runtime.
 
-Its memory is the CPU's. Copies that do not block wait in its queue until the device is used or waited for, so that a
-program that reads too early, or changes the source too early, gets wrong values here too.
+The device's memory is memory of the CPU. Non-blocking copies wait in its queue until the device is used or
+synchronised. So a program that reads the target or changes the source too early gets wrong values, as with a real
+device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REFUSED = 1
 
 
 class Device:
-    """The pretended device: its queue, and counts of what was asked of it."""
+    """The fake device: its queue, and counts of its operations."""
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], object]] = []
@@ -39,7 +40,7 @@ class Device:
         for copy in queue:
             copy()
 
-    # The part of torch.cuda that is used. A stream is the device itself, and so is an event.
+    # The part of torch.cuda that the code under test uses. The device itself serves as stream and as event.
 
     def current_stream(self, _device: object) -> Device:
         return self
@@ -80,7 +81,7 @@ DEVICE = Device()
 
 
 class Pretend(torch.Tensor):
-    """A tensor on the pretended device."""
+    """A tensor on the fake device."""
 
     #: The tensor's memory, as a tensor of the CPU.
     memory: torch.Tensor
@@ -88,7 +89,7 @@ class Pretend(torch.Tensor):
 
     @staticmethod
     def of(values: torch.Tensor) -> Pretend:
-        # The device is one of which PyTorch knows that kernels for it are elsewhere.
+        # PyTorch has this device type for back ends whose kernels are outside of PyTorch.
         made: Pretend = torch.Tensor._make_subclass(
             Pretend, values, False, dispatch_device=True, device_for_backend_keys=CUDA
         )
@@ -147,12 +148,12 @@ def is_tensor(one: object) -> bool:
 
 
 def plain(one: Any) -> Any:
-    """The memory of a tensor on the device, as a tensor of the CPU; anything else as it is."""
+    """Return the memory of a tensor on the device as a tensor of the CPU, and anything else unchanged."""
     return one.memory if isinstance(one, Pretend) else one
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """Move a model's parameters and buffers to the pretended device, and forget what that cost."""
+    """Move a model's parameters and buffers to the fake device, and reset its counts."""
     for owner in model.modules():
         for key, parameter in owner.named_parameters(recurse=False):
             owner.register_parameter(key, nn.Parameter(Pretend.of(parameter.detach().clone()), parameter.requires_grad))
@@ -164,9 +165,9 @@ def moved(model: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A new device, which torch.cuda stands for in this test."""
+    """A new fake device, which replaces torch.cuda's in this test."""
     DEVICE.__init__()  # type: ignore[misc]
     for name in ("cudart", "current_stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, getattr(DEVICE, name))
     yield DEVICE
-    gc.collect()  # arenas of this test are unpinned on its device
+    gc.collect()  # so that arenas of this test are unpinned while its device still exists

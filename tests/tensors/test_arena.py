@@ -34,7 +34,8 @@ def test_training_changes_the_arena_and_the_arena_the_model() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     arena = Arena.bind(model)
     before = arena["0.weight"].copy()
-    # Samples in several directions: of others the normalisation takes out what a weight does, but for rounding.
+    # The samples point in several directions. Otherwise the normalisation would cancel the effect of a weight, except
+    # for rounding.
     model(torch.randn(4, 3)).square().sum().backward()
     optimizer.step()
     assert not np.array_equal(arena["0.weight"], before)

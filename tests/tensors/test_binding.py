@@ -1,4 +1,4 @@
-"""How training may replace a model's tensors: the arena then has the result, or an error says why not."""
+"""The ways in which training may replace a model's tensors: the arena gets the result, or an error gives the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> Any:
 
 
 class Tied(nn.Module):
-    """A model whose first and last layer are one, as in language models."""
+    """A model whose first and last layer share their weight, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def by_memory_format(model: Any) -> None:
 def by_swapping(model: Any) -> None:
     first, last = model[0], model[2]
     first.bias.data, model[1].bias.data = model[1].bias.data, first.bias.data + 1
-    model[0].weight.data = model[0].weight.data.t()  # square, within its own place
+    model[0].weight.data = model[0].weight.data.t()  # a square matrix, transposed in its own memory
     last.weight.data += 1
 
 
@@ -116,7 +116,7 @@ WAYS: list[Callable[[Any], None]] = [
 
 
 def agrees(bound: Binding) -> bool:
-    """Return whether the model's tensors are the arena's memory, every one."""
+    """Return whether every tensor of the model is a view of the arena's memory."""
     found = slots(bound.model)
     return all(
         found[name].tensor.data_ptr() == bound.arena.core.address + offset and found[name].tensor.is_contiguous()
@@ -394,7 +394,7 @@ def test_arrays_that_cannot_be_brought_back(change: dict[str, Any], words: str) 
 
 
 def test_arrays_with_bytes_in_another_order_are_converted() -> None:
-    """Such come from HDF5, FITS and NetCDF."""
+    """Files in HDF5, FITS or NetCDF format give such arrays."""
     bound = bind({"w": np.array([1.5, 2.0], ">f4"), "n": np.array(256, ">i8")})
     assert bound.model["w"].dtype.isnative
     assert bound.arena["w"].tolist() == [1.5, 2.0]
@@ -439,7 +439,7 @@ def test_what_is_no_model(model: Any) -> None:
 
 
 class Stateful(nn.Linear):
-    """Keeps a value that is no tensor in its state_dict(), as layers with statistics of their own do."""
+    """A layer with a value in its state_dict() that is no tensor, like layers that keep statistics."""
 
     scale = 1.0
 
@@ -451,15 +451,15 @@ class Stateful(nn.Linear):
 
 
 def quantised(*layers: nn.Module) -> Any:
-    """Layers with the last one quantised: its packed weights are in state_dict(), and are no parameters."""
+    """Return layers, the last of them quantised: its packed weights are in state_dict(), but are no parameters."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is to be removed from PyTorch
+        warnings.simplefilter("ignore")  # PyTorch warns that it will remove this function
         quantize: Any = torch.ao.quantization.quantize_dynamic
         return quantize(nn.Sequential(*layers, nn.Linear(4, 3)), {nn.Linear})
 
 
 def said(bound: Binding) -> list[str]:
-    """Return the error when two parties that share a model watch it."""
+    """Return the error that is raised if two parties watch the same model."""
     notes: list[str] = []
     for _ in range(2):
         Watch(bound, notes.append)

@@ -33,7 +33,7 @@ def network() -> Any:
 
 
 class Tied(nn.Module):
-    """A model whose first and last layer are one, as in language models."""
+    """A model whose first and last layer share their weight, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def content(bound: Binding) -> bytes:
 
 
 def step(model: Any, samples: torch.Tensor) -> None:
-    """Change every parameter in place. Without gradients: for these PyTorch would ask a real device for its streams."""
+    """Change every parameter in place, without gradients: for gradients PyTorch would need a real device's streams."""
     with torch.no_grad():
         given = model[2](model[0](samples)).square().mean()
         for parameter in model.parameters():
@@ -75,7 +75,7 @@ def test_training_gives_the_bits_of_a_model_on_the_cpu_and_no_second_model(devic
     for number in range(3):
         for bound, watch, values in zip((here, there), watches, inputs, strict=True):
             watch.train(partial(step, samples=values))
-            # What a mean would be: other values in the arena, of which training has to begin.
+            # Other values in the arena, as a mean would be. Training must begin with them.
             bound.arena["0.weight"][...] *= number + 2
     assert content(here) == content(there)
     size = sum(tensor.nbytes for tensor in here.model.state_dict().values())
@@ -199,7 +199,7 @@ def test_a_tensor_that_left_its_device_is_brought_back(device: Device, monkeypat
         return Pretend.of(torch.zeros(view.shape, dtype=view.dtype))
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    with torch.inference_mode():  # of other tensors only real ones can be given memory of another device
+    with torch.inference_mode():  # outside of this mode PyTorch gives a tensor memory only of a real device
         weight, bias = nn.Parameter(torch.full((3, 3), 5.0)), nn.Parameter(torch.full((2,), 6.0))
     bound.model[0].weight = weight
     notes: list[str] = []
@@ -235,7 +235,7 @@ def test_tensors_of_a_task_are_copied_from_their_device(device: Device) -> None:
 
 
 class App:
-    """Adds the client's number and a little more, on the device if it has one."""
+    """An app whose training adds the client's number and a small value, on the device if it has one."""
 
     def __init__(self, *, on_device: bool) -> None:
         self.on_device = on_device
@@ -257,7 +257,7 @@ def test_rounds_give_the_bits_of_a_job_on_the_cpu(device: Device, server: bool) 
 
 
 def values_after(*, server: bool, clients: bool) -> list[Any]:
-    """The values of the server's model after each of three rounds with two clients."""
+    """Return the values of the server's model after each of three rounds with two clients."""
     with thalweg.Server(App(on_device=server), clients=2, deterministic=True) as here:
         joined = [
             thalweg.Client(App(on_device=clients), here.address, name=f"client-{data}", data=data) for data in (1, 2)

@@ -123,7 +123,7 @@ def test_what_is_no_token_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_both_sides_of_a_link_trust_each_other(folder: Path) -> None:
-    """Another TLS library accepts the chain, the server's address and the client's certificate."""
+    """Python's TLS library accepts the certificate chain, the server's address and the client's certificate."""
     certificate, key, _ = pki.issue(folder, "anna", 30)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share m
 URL: Final = "tcp://127.0.0.1:0"
 CLIENTS: Final = 5
 ROUNDS: Final = 3
-# Three stripes of the accumulator and a bit.
+# Slightly more than three stripes of the accumulator.
 ELEMENTS: Final = 100_000
 
 
@@ -55,7 +55,7 @@ made.close("done")
 """
 
 
-# Shared memory under a limit of the system: of a tree's pool, and of an arena that a transport lends.
+# Programs that reach a system limit on shared memory: for a tree's pool, and for an arena that a transport lends.
 LIMITED: Final = """
 import resource, sys
 from thalweg import _core, wire
@@ -90,18 +90,18 @@ def layout() -> _core.Layout:
     return _core.Layout([("weight", "F32", [ELEMENTS]), ("half", "F16", [300])])
 
 
-# Process groups of templates that were seen: workers stay in theirs when the template is killed and others adopt them.
+# Process groups of the templates seen so far. A worker keeps its process group after its template was killed.
 GROUPS: Final[set[int]] = set()
 
 
 def programs() -> dict[int, bytes]:
-    """The command lines of processes that run the program of a worker, and are this process's children or in GROUPS."""
+    """Return the command lines, by process id, of worker programs that are children of this process or in GROUPS."""
     found: dict[int, bytes] = {}
     for process in Path("/proc").glob("[0-9]*"):
         # Processes may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             line = (process / "cmdline").read_bytes()
-            # State, parent and process group come after the name.
+            # After the name come the state, the parent and the process group (proc_pid_stat(5)).
             _, parent, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
             if b"aggregator.py" in line and (int(parent) == os.getpid() or int(group) in GROUPS):
                 found[int(process.name)] = line
@@ -109,7 +109,7 @@ def programs() -> dict[int, bytes]:
 
 
 def templates() -> list[int]:
-    """The templates of this process. Each leads a process group, in which the workers are that it forked."""
+    """Return the templates of this process. Each leads a process group, which contains the workers that it forked."""
     named = [one for one, line in programs().items() if line.endswith(b"\0template\0")]
     found = [one for one in named if leads_group(one)]
     GROUPS.update(found)
@@ -124,20 +124,20 @@ def leads_group(process: int) -> bool:
 
 
 def worker_processes() -> list[int]:
-    """The workers of this process: those that it started, and those that its templates forked."""
+    """Return the workers of this process: those that it started, and those that its templates forked."""
     own = templates()
     return [one for one in programs() if one not in own]
 
 
 def kill_one(processes: list[int], number: int) -> None:
-    """Kill one of these, unless another client has just done so."""
+    """Kill one of these processes, unless another client has just killed it."""
     if processes:
         with suppress(ProcessLookupError):
             os.kill(sorted(processes)[number % len(processes)], signal.SIGKILL)
 
 
 def train(client: _core.Client, arena: _core.Arena, place: int, refused: list[str], *, kills: bool) -> None:
-    """Send updates computed from round and place; with ``kills``, kill workers and templates before each update."""
+    """Send updates computed from round and place. With ``kills``, kill workers and templates before each update."""
     client.join()
     while (task := client.next()) is not None:
         random = np.random.default_rng((task[0], place))
@@ -145,7 +145,7 @@ def train(client: _core.Client, arena: _core.Arena, place: int, refused: list[st
         bytes_of[: 4 * ELEMENTS] = random.normal(size=ELEMENTS).astype(np.float32).view(np.uint8)
         bytes_of[4 * ELEMENTS : 4 * ELEMENTS + 600] = random.normal(size=300).astype(np.float16).view(np.uint8)
         if kills:
-            # Of two clients in a row one kills a template first: its workers go on, and another forks the next ones.
+            # Every second client kills a template first. Its workers continue, and a new template forks the next ones.
             kill_one(templates() if place % 2 else [], place)
             kill_one(worker_processes(), place)
         try:
@@ -204,14 +204,14 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
 
 
 def told(count: int, split: str, **tree: Any) -> dict[str, Any]:
-    # The plan's number of leaves, for any number of updates.
+    # The plan's number of leaves, which does not depend on the number of updates.
     fixed = {"scaling": "fixed"} if split == "clients" else {}
     plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **fixed, **tree}})
     return live.options(plan)
 
 
 def kernel_routes() -> str | None:
-    """Why the kernel has no routes here; None if it has."""
+    """Return why notes cannot go inside the kernel here; None if they can."""
     try:
         _core.tree_routes()
     except _core.CoreError as error:
@@ -251,7 +251,7 @@ def test_workers_give_the_servers_bits(star: bytes, count: int, split: str, rout
     if routes == "node":
         assert tree["notes"] is None
     else:
-        # An order and an answer for each update and each commit.
+        # Each update and each commit needs two notes: an order and an answer.
         assert tree["notes"]["routed"] >= 2 * ROUNDS * (CLIENTS + 1)
         assert tree["notes"]["passed"] == 0
 
@@ -284,7 +284,7 @@ def test_auto_takes_the_kernel_where_it_can_and_says_why() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a right can be dropped by who has it: run as root")
 def test_without_the_right_to_load_programs_the_node_takes_notes() -> None:
-    """In a process without CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+    """The process has no CAP_BPF, CAP_NET_ADMIN or CAP_SYS_ADMIN."""
     dropped = "-sys_admin,-bpf,-net_admin"
     found = subprocess.run(
         ["setpriv", "--bounding-set", dropped, "--inh-caps", dropped, sys.executable, "-c", WITHOUT_RIGHTS],
@@ -311,7 +311,7 @@ def test_limits_of_shared_memory_are_named() -> None:
 
 @pytest.mark.parametrize("split", ["ranges", "clients"])
 def test_killed_workers_change_no_bit(star: bytes, split: str, routes: str) -> None:
-    """Nor do killed templates. One worker is killed before the first round, others as clients find them."""
+    """Killed templates do not either. One worker is killed before the first round, and clients kill others later."""
     model, tree = job(told(2, split, routes=routes), kills=True)
     assert model == star
     assert tree is not None
@@ -364,7 +364,7 @@ def test_there_are_as_many_workers_as_the_plan_says() -> None:
     assert count(workers=7) == 7
     assert count(split="clients", inputs=3) == 1
     assert count(split="clients", inputs=1) <= 3
-    # What a planned hierarchy needs, at most what the plan says; with fixed scaling what it says.
+    # The number that a planned hierarchy needs, but at most the plan's number; with fixed scaling the plan's number.
     assert count(split="clients", workers=7) == 2
     assert count(split="clients", workers=1) == 1
     assert count(split="clients", workers=7, scaling="fixed") == 7

@@ -37,7 +37,7 @@ def proven(one: list[float], other: list[float], pairs: int = 1) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(Times, min_size=4, max_size=9), st.data())
 def test_runs_of_the_same_are_seldom_called_different(values: list[float], data: st.DataObject) -> None:
-    """Of all ways to divide any runs between two names, at most 5 % prove a difference."""
+    """Divide the same runs between two names in all possible ways: at most 5 % of the divisions prove a difference."""
     count = data.draw(st.integers(2, len(values) - 2))
     deals = list(itertools.combinations(range(len(values)), count))
     wrong = 0
@@ -49,14 +49,14 @@ def test_runs_of_the_same_are_seldom_called_different(values: list[float], data:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 1000))
 def test_several_of_the_same_are_seldom_called_different(transports: int, seed: int) -> None:
-    """All pairs together: the least chance of any pair, times the pairs, is below 5 % in at most 5 % of the draws."""
+    """The least p-value of all pairs, times the number of pairs, is below 5 % in at most 5 % of the draws."""
     rng = random.Random(seed)
     runs, draws = fewest_to_prove(pairs_of(transports)), 40
     wrong = 0
     for _ in range(draws):
         values = {str(at): [rng.lognormvariate(0, 0.5) for _ in range(runs)] for at in range(transports)}
         wrong += any(one.relation == "slower" and one.sure == "yes" for one in verdict(values).compared.values())
-    # Of 40 draws with at most 5 % each, 9 or more are wrong with a probability of 0.03 %.
+    # With an error probability of 5 %, 9 or more of 40 draws are wrong with a probability of 0.03 %.
     assert wrong < 9
 
 

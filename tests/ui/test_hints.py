@@ -1,4 +1,4 @@
-"""The hints of errors, read from the sources: each is shown on a line of its own, so it must name what to do."""
+"""The hints of errors, read from the sources. Each is shown on a line of its own, so it must say what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMPTY: Final = re.compile(r"(mend|correct|fix|repair|change|solve) (it|that|this
 
 
 def python_hints() -> Iterator[tuple[str, str]]:
-    """The second argument of each error that has a cause and a hint."""
+    """Return the second argument of each error with a cause and a hint."""
     for path in (ROOT / "python/thalweg").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2):

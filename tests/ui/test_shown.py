@@ -19,7 +19,7 @@ EVIL = "[red]x[/red][link=http://a]y[/link] :smile:"
 
 
 def test_only_one_place_makes_consoles() -> None:
-    """So that all of them have markup off; ``rich`` reads it by default."""
+    """So all consoles have markup switched off, which ``rich`` interprets by default."""
     folder = Path(thalweg.__file__).parent
     made = [path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\((?!\s*\))", path.read_text())]
     assert made == ["terminal.py"]

@@ -1,4 +1,4 @@
-"""The sentence on a comparison: by how much, within which bounds, how sure, and what would make it surer."""
+"""The sentence about a comparison: by how much, within which interval, how sure, and how many more runs it needs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An app for tests of failures: one partition's client misbehaves as the run's configuration says."""
+"""An app for tests of failures: the client of one partition has the fault that the run's configuration names."""

@@ -1,6 +1,6 @@
 """Adds one to the model; the client of the faulty partition, or each client if that is -1, has a fault.
 
-It raises, never answers, exits, answers far too much, or leaves a process behind.
+The fault: it raises, never answers, exits, sends a reply that is far too large, or leaves a process behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def oversized(context: Context) -> int:
 
 
 def leaves(context: Context) -> int:
-    """Start a process that has this one's standard output and ignores SIGTERM, and write its id."""
+    """Start a process that inherits this one's standard output and ignores SIGTERM. Write its process id to a file."""
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     left = subprocess.Popen([sys.executable, "-c", program])
     Path(os.environ["LEFT"]).write_text(str(left.pid))

@@ -1,1 +1,1 @@
-"""Clients with faults, under a strategy that the legacy API gives to the ServerApp itself."""
+"""Clients with faults in an app of the legacy API, whose strategy is an argument of ServerApp."""

@@ -1,4 +1,4 @@
-"""A client that counts its trainings in its state, and a mod that counts the messages that pass through it."""
+"""A client that keeps the number of its trainings in its state, and a mod that counts the messages through it."""
 
 from __future__ import annotations
 

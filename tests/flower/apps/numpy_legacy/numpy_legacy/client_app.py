@@ -12,7 +12,7 @@ from numpy_legacy import DIMENSIONS
 class CentreClient(NumPyClient):
     def __init__(self, partition: int, seed: int, step: float) -> None:
         rng = np.random.default_rng((seed, partition))
-        # Of different size, so that clients have different weights.
+        # Partitions have different sizes, so that clients have different weights.
         self.points = partition + rng.standard_normal((50 + 10 * partition, DIMENSIONS))
         self.step = step
 

@@ -24,7 +24,7 @@ def received(message: Message, context: Context):
 def train(message: Message, context: Context) -> Message:
     found, (features, species, _, _) = received(message, context)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a few steps a round are meant
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a round has only a few steps, so it does not converge
         found.fit(features, species)
     metrics = MetricRecord({"num-examples": len(species), "accuracy": found.score(features, species)})
     content = RecordDict({"arrays": ArrayRecord([found.coef_, found.intercept_]), "metrics": metrics})

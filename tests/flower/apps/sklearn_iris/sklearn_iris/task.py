@@ -1,4 +1,4 @@
-"""The partitions of the iris data, and a logistic regression that goes on from weights that it is given."""
+"""The partitions of the iris data, and a logistic regression that continues from given weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(partition: int, partitions: int):
 
 
 def model(steps: int) -> LogisticRegression:
-    """Return a model whose weights are zeros; ``fit`` goes on from there for so many steps."""
+    """Return a model with weights 0. ``fit`` continues from its weights for this many steps."""
     made = LogisticRegression(max_iter=steps, warm_start=True)
     made.classes_ = np.arange(CLASSES)
     made.coef_ = np.zeros((CLASSES, len(FEATURES)))

@@ -16,7 +16,7 @@ def received(message: Message, context: Context):
     net = Net()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     node, config = context.node_config, context.run_config
-    # Another order of batches in each round, the same in each run.
+    # The order of batches differs between rounds, and is the same in each run.
     seed = 1000 * config["seed"] + message.content["config"]["server-round"]
     return net, load(node["partition-id"], node["num-partitions"], config["batch-size"], seed)
 
