@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from thalweg import wire
-from thalweg.apps.core_outcome import Outcome, Participant, Transfer
+from thalweg.outcome.core import Outcome, Participant, Transfer
 
 T = TypeVar("T")
 _TIMES = dict.fromkeys(("send_start", "send_end", "receive_start", "receive_end"))
@@ -21,7 +21,7 @@ _PART: Mapping[str, Any] = {
 _OUTCOME: Mapping[str, Any] = {
     "round": 1, "expected": 1, "complete": True, "start": 0.0, "seconds": 1.0, "communication_seconds": 0.5,
     "bytes_down": 1, "bytes_up": 1, "participants": [], "transfers": [], "congestion_control": None,
-    "fold": {"uncovered_bytes": 0, "completion_seconds": None, "finish_seconds": None},
+    "fold": {"uncovered_bytes": 0, "completion_seconds": None, "finish_seconds": 0.0},
 }  # fmt: skip
 
 

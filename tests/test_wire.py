@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 import pytest
 
 from thalweg import _core, wire
-from thalweg.apps.core_outcome import NodePart
 from thalweg.lab.status import HostCounters, LinkStatus, Percentiles, Relay, Status
 from thalweg.lab.values import Host
 from thalweg.machine import Build
 from thalweg.network.shape import Shape
+from thalweg.outcome.core import NodePart
 from thalweg.record.facts import Facts
 from thalweg.record.rows import ROWS, TABLES
 from thalweg.transports.registry import Capabilities, Kind, Setting, Transport

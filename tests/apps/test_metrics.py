@@ -15,9 +15,9 @@ import torch
 
 from tests.outcomes import outcome_of, outcome_table
 from thalweg import _core
-from thalweg.apps.core_outcome import ClientUsage, Evaluation, Participant
 from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, of_clients, offered
 from thalweg.errors import MetricsError
+from thalweg.outcome.core import ClientUsage, Evaluation, Participant
 from thalweg.record.rows import TABLES
 from thalweg.record.tables import entry, rows, schema
 from thalweg.ui import strict_json

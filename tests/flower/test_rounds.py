@@ -11,10 +11,10 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from tests.outcomes import transfer_table
 from thalweg.flower import compat
 from thalweg.flower.messages import Arrival, Sent
 from thalweg.flower.rounds import Rounds, under_way
-from thalweg.outcome import Transfer
 from thalweg.tasks import Reply
 
 compat.identify(1)
@@ -144,8 +144,8 @@ def test_what_a_node_says_of_itself_is_checked() -> None:
 
 
 def test_communication_is_the_time_in_which_anything_is_under_way() -> None:
-    def way(*span: float | None) -> Transfer:
-        return {"send_start": span[0], "receive_start": span[0], "send_end": None, "receive_end": span[1]}
+    def way(start: float | None, end: float) -> Any:
+        return transfer_table(send_start=start, receive_start=start, receive_end=end)
 
     assert under_way([way(0, 2), way(1, 3), way(5, 6), way(None, 9)]) == 4.0
     assert under_way([]) == 0.0

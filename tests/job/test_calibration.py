@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from thalweg import machine
-from thalweg.apps.core_outcome import WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import calibration
 from thalweg.job.tree.calibration import Step, calibrated
+from thalweg.outcome.core import WorkSpan
 from thalweg.plan import Plan
 from thalweg.plan.bound import Loopback
 from thalweg.sections import toml

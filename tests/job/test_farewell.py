@@ -14,10 +14,10 @@ import torch
 import thalweg
 from tests.outcomes import participant_of
 from thalweg import _core
-from thalweg.apps.core_outcome import Participant
 from thalweg.job.common.farewell import farewell, reason
-from thalweg.job.star.attendance import NAMED, Absence, Attendance, sentences
+from thalweg.job.star.attendance import NAMED, Attendance, sentences
 from thalweg.machine import Usage
+from thalweg.outcome.core import Absence, Participant
 
 
 class FakeClient:

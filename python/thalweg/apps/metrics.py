@@ -17,10 +17,10 @@ from statistics import fmean
 from typing import Final, TypeAlias, cast
 
 from thalweg import _core, wire
-from thalweg.apps.core_outcome import ClientUsage, Evaluation, Outcome, Participant
 from thalweg.apps.values import kind, scalar
 from thalweg.errors import MetricsError
-from thalweg.outcome import Quality, Usage
+from thalweg.outcome import tables
+from thalweg.outcome.core import ClientUsage, Evaluation, Outcome, Participant
 from thalweg.ui import strict_json
 
 Value: TypeAlias = bool | int | float | str
@@ -92,7 +92,7 @@ def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, 
     return kept, refused
 
 
-def checked_usage(usage: object) -> tuple[Usage, dict[str, str]]:
+def checked_usage(usage: object) -> tuple[tables.ClientUsage, dict[str, str]]:
     """Return the parts of usage with possible values, and for each other part why its value is impossible."""
     kept: dict[str, int | float | str] = {}
     refused: dict[str, str] = {}
@@ -105,16 +105,17 @@ def checked_usage(usage: object) -> tuple[Usage, dict[str, str]]:
             kept[name] = int(value) if name.endswith("_bytes") else value
         else:
             refused[name] = "no client's process uses that"
-    return cast("Usage", kept), refused
+    return cast("tables.ClientUsage", kept), refused
 
 
-def _checked_evaluation(evaluation: object) -> tuple[Quality, dict[str, str]]:
+def _checked_evaluation(evaluation: object) -> tuple[tables.Evaluation, dict[str, str]]:
     """Return ``accuracy`` and ``loss`` from a client's evaluation, and for each other key why it is not kept."""
     given = (
         {name: strict_json.number(value) for name, value in evaluation.items()} if isinstance(evaluation, dict) else {}
     )
     kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
-    return cast("Quality", kept), dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
+    refused = dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
+    return cast("tables.Evaluation", kept), refused
 
 
 def of_clients(outcome: Outcome) -> dict[str, float]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, flower, wire
 from thalweg.apps import seed_all
-from thalweg.apps.core_outcome import Participant
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.common.resent import counted, manifest_counts, senders
@@ -18,6 +17,7 @@ from thalweg.job.common.session import Session
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome.core import Participant
 from thalweg.plan.bound import Bound
 from thalweg.record import RunRecord
 from thalweg.transports import registry

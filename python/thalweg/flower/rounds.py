@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 from flwr.app import ConfigRecord, Message, MetricRecord
 
 from thalweg import wire
-from thalweg.apps.core_outcome import Outcome
 from thalweg.apps.metrics import checked, checked_usage
 from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from thalweg.outcome import Entry, Participant, Transfer
+from thalweg.outcome.core import Outcome
 from thalweg.record import entry
 from thalweg.wire import Table
 

@@ -13,10 +13,9 @@ from statistics import fmean
 from typing import Any, Final, cast
 
 from thalweg import wire
-from thalweg.apps.core_outcome import Outcome
-from thalweg.apps.core_outcome import Transfer as CoreTransfer
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
-from thalweg.outcome import Entry, Participant, Transfer, Usage
+from thalweg.outcome import ClientUsage, Entry, Participant, RecordedTransfer, tables
+from thalweg.outcome.core import Outcome, Transfer
 from thalweg.record import nodes, reading
 from thalweg.record.columns import Row, array_of
 from thalweg.record.rows import TABLES
@@ -92,7 +91,7 @@ def _fedcomm_seconds(outcome: Outcome) -> float | None:
     return max(0.0, outcome.start + outcome.seconds - max(known))
 
 
-def _congestion(transfer: CoreTransfer, outcome: Outcome) -> str | None:
+def _congestion(transfer: Transfer, outcome: Outcome) -> str | None:
     """Return the congestion control of a transfer's sender. The server knows its own; a client reports it."""
     if transfer.direction == "down":
         return outcome.congestion_control
@@ -100,7 +99,7 @@ def _congestion(transfer: CoreTransfer, outcome: Outcome) -> str | None:
     return next((None if usage is None else usage.congestion_control for usage in reported), None)
 
 
-def usage_of(participant: Participant) -> Usage:
+def usage_of(participant: Participant) -> ClientUsage:
     """Return the resource usage of a participant's process from the journal.
 
     Older records lack ``usage`` and have it among the metrics.
@@ -190,14 +189,14 @@ def schema(table: str) -> Any:
     return pyarrow.schema(fields)
 
 
-def _recorded(transfer: CoreTransfer, outcome: Outcome) -> Transfer:
+def _recorded(transfer: Transfer, outcome: Outcome) -> RecordedTransfer:
     """Return the journal's transfer as a row: with both ends, and the congestion control of its sender."""
     source, target = ends_of(transfer.client, transfer.direction)
-    ends: Transfer = {"source": source, "target": target}
-    return {**ends, **wire.values_of(transfer), "congestion_control": _congestion(transfer, outcome)}
+    own: tables.Transfer = wire.values_of(transfer)
+    return {**own, "source": source, "target": target, "congestion_control": _congestion(transfer, outcome)}
 
 
-def _ends(transfer: Transfer) -> Row:
+def _ends(transfer: RecordedTransfer) -> Row:
     return dict(zip(("source", "target"), ends_of(transfer["client"], transfer["direction"]), strict=True))
 
 

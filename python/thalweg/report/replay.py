@@ -14,7 +14,7 @@ from typing import Final, TypedDict, cast
 
 from thalweg import _core, trees, wire
 from thalweg.errors import RecordError
-from thalweg.outcome import Entry
+from thalweg.outcome import Entry, Fold, completion_seconds
 from thalweg.record import Record
 
 # A simulated time counts as correct if it differs from the live one by at most this fraction.
@@ -99,7 +99,8 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
     Raises RecordError if ``folder`` is not a finished run of a tree with one node, or if its costs are unknown.
     """
     record = Record(folder)
-    tree, whole = record.manifest.get("tree"), [entry for entry in record.rounds() if _completion(entry) is not None]
+    tree = record.manifest.get("tree")
+    whole = [entry for entry in record.rounds() if completion_seconds(entry) is not None]
     if tree is None or not whole:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
     if "nodes" in tree:
@@ -120,7 +121,7 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
         )
     name, measured = source
     ours = median(_simulated(scenario, measured, entry) for entry in whole)
-    live = median(seconds for entry in whole if (seconds := _completion(entry)) is not None)
+    live = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
     return {
         "record": folder.name,
         "system": tree["system"],
@@ -152,7 +153,7 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     leaves = tree["workers"] if scenario["config"]["split"] == "clients" else 1
     middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
     top = 0.0 if on["reuse"] else moved + fold
-    finish = median((entry["fold"] or {})["finish_seconds"] for entry in rounds) - middle - top
+    finish = median(cast("Fold", entry["fold"])["finish_seconds"] for entry in rounds) - middle - top
     return {
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
@@ -162,11 +163,6 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
         "side": 0,
         "finish": int(size / max(finish, 1e-6)),
     }
-
-
-def _completion(entry: Entry) -> float | None:
-    """Return the seconds from a round's first whole update to the new model; None if they are not known."""
-    return (entry["fold"] or {}).get("completion_seconds")
 
 
 def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tuple[str, Costs] | None:

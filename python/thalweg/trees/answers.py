@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from thalweg import _core, wire
-from thalweg.apps import core_outcome
 from thalweg.bounded_json import JsonError
+from thalweg.outcome import core as core_outcome
 from thalweg.trees import counters
 
 # Maximum size of a reason or a note, in bytes. The core has the same limit.
@@ -222,7 +222,7 @@ class Fold(core_outcome.Fold, Form):
 
     uncovered_bytes: Count | None
     completion_seconds: Seconds | None
-    finish_seconds: Seconds | None
+    finish_seconds: Seconds
     timeline: Timeline | None = None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import NamedTuple
 
-from thalweg.apps.core_outcome import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
+from thalweg.outcome.core import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
 from thalweg.trees import answers
 from thalweg.trees.counters import Counters, NodeClients, Percentiles, Routed, Started, Totals
 

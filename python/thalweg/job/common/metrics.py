@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
-from thalweg.apps.core_outcome import Outcome, ReplyFold, TreeFold
 from thalweg.errors import LinkError
 from thalweg.job.common.page_server import PLAIN, PageServer
-from thalweg.outcome import Entry
+from thalweg.outcome import Entry, completion_seconds
+from thalweg.outcome.core import Outcome, ReplyFold, TreeFold
 from thalweg.trees.counters import Now, Workers
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class Counted:
     @classmethod
     def of_entry(cls, entry: Entry) -> Counted:
         """Return the numbers of a round, or of an iteration, from its entry in the journal."""
-        fold = entry.get("fold") or {}
+        fold = entry.get("fold")
         return cls(
             [part["state"] for part in entry["clients"]],
             entry["bytes_down"],
             entry["bytes_up"],
             entry["seconds"],
-            fold.get("between_bytes"),
-            fold.get("completion_seconds"),
+            fold["between_bytes"] if fold is not None and "between_bytes" in fold else None,
+            completion_seconds(entry),
             entry["accuracy"],
             entry["loss"],
         )

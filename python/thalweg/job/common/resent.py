@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from thalweg.apps.core_outcome import COUNTED
 from thalweg.job.common import server_reports
 from thalweg.job.common.server_reports import Counting, ResentCounts
+from thalweg.outcome.core import COUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping

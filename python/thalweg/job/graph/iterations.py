@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from thalweg import algorithms, wire
 from thalweg.apps.metrics import evaluated, returned
 from thalweg.graphs import mixing
-from thalweg.job.graph.lines import Evaluation, Finished, IterationReport
+from thalweg.job.graph.lines import Evaluation, Finished, report_of
+from thalweg.outcome.core import IterationReport
 from thalweg.record.nodes import packed
 from thalweg.wire import Table
 
@@ -206,7 +207,7 @@ def _step(
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)
-    report = IterationReport.of(wire.plain(_waited(node, sent)))
+    report = report_of(wire.plain(_waited(node, sent)))
     swap.after(report.incomplete, fresh=report.fresh)
     mixed = time.monotonic()
     after = peer.sketch()

@@ -1,82 +1,18 @@
-"""The lines that a node's process on a graph writes while it works, and the core's report of an iteration in them."""
+"""The lines that a node's process on a graph writes while it works."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
 
 from thalweg.job.common.messages import Line
+from thalweg.outcome.core import IterationReport, NeighbourExchange
 
 
-@dataclass(frozen=True)
-class NeighbourExchange:
-    """What a node received of a neighbour's model. The columns of ``exchanges`` in the record explain the fields.
-
-    ``peer`` is the neighbour.
-    """
-
-    peer: str
-    weight: float
-    state: str
-    bytes: int
-    expected: int
-    chunks: int
-    duplicates: int
-    corrupt: int
-    late_chunks: int
-    first_seconds: float | None
-    last_seconds: float | None
-    newest: int
-
-
-@dataclass(frozen=True)
-class IterationReport:
-    """The core's report of an iteration of one node (docs/reference/outcome.md).
-
-    Times are in seconds of the node's clock. ``exchanges`` has one for each neighbour.
-    """
-
-    round: int
-    next: int
-    skipped: int
-    wait: str
-    timed_out: bool
-    limit_seconds: float | None
-    heard: Sequence[str]
-    whole: Sequence[str]
-    connected: Sequence[str]
-    bytes_used: int
-    bytes_expected: int
-    chunks_used: int
-    chunks_expected: int
-    own_weight: float
-    fresh: bool
-    begin_at: float
-    ready_at: float
-    mixed_at: float
-    wait_seconds: float
-    mix_seconds: float
-    bytes_sent: int
-    bytes_received: int
-    late_chunks: int
-    early_dropped: int
-    bad_chunks: int
-    exchanges: Sequence[NeighbourExchange]
-
-    @classmethod
-    def of(cls, table: Line) -> IterationReport:
-        """Return the report whose fields a table has. Raises TypeError for unknown or missing fields."""
-        return cls(**{**table, "exchanges": [NeighbourExchange(**one) for one in table["exchanges"]]})
-
-    @property
-    def incomplete(self) -> list[str]:
-        """Names of the neighbours whose model did not arrive as a whole."""
-        return [one.peer for one in self.exchanges if one.peer not in self.whole]
-
-    def table(self) -> dict[str, object]:
-        """Return its fields by name, with a table for each neighbour, as the record keeps it."""
-        return {**vars(self), "exchanges": [vars(one) for one in self.exchanges]}
+def report_of(table: Line) -> IterationReport:
+    """Return the report whose fields a table has. Raises TypeError for unknown or missing fields."""
+    return IterationReport(**{**table, "exchanges": [NeighbourExchange(**one) for one in table["exchanges"]]})
 
 
 @dataclass(frozen=True)
@@ -135,7 +71,7 @@ class Finished:
         """Return the line whose fields a table has. Raises TypeError for unknown or missing fields."""
         evaluation = table["evaluation"]
         made = {
-            "report": IterationReport.of(table["report"]),
+            "report": report_of(table["report"]),
             "evaluation": None if evaluation is None else Evaluation(**evaluation),
         }
         return cls(**{**table, **made})

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from thalweg.apps.core_outcome import Participant
 from thalweg.machine import Usage
+from thalweg.outcome.core import Absence, Participant
 
 # Maximum number of absent clients that get a line each at the end of a job. The others are only counted.
 NAMED: Final = 10
@@ -23,20 +23,6 @@ class _Client:
     reason: str | None = None
     left: bool = False
     used: Usage = field(default_factory=Usage)
-
-
-@dataclass(frozen=True)
-class Absence:
-    """A client that missed a round or left for good.
-
-    ``counted``: rounds whose mean includes this client. ``reason``: why it left, or why it missed the last round that
-    it missed. ``left``: whether it has left for good.
-    """
-
-    client: str
-    counted: int
-    reason: str | None
-    left: bool
 
 
 class Attendance:

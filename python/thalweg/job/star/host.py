@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import _core, algorithms, apps, machine, wire
-from thalweg.apps.core_outcome import Outcome
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.common import server_reports
@@ -25,11 +24,12 @@ from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluator
 from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, senders, totals
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.common.session import SERVER
-from thalweg.job.star.attendance import Absence, Attendance, sentences
+from thalweg.job.star.attendance import Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.machine.waiting import WAIT_SLICE
-from thalweg.outcome import Entry, Summary, SummaryRound
+from thalweg.outcome import Entry, Summary, SummaryRound, completion_seconds
+from thalweg.outcome.core import Absence, Outcome
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
@@ -84,19 +84,15 @@ class Result:
             "parameters": self.parameters,
             "update_bytes": self.update_bytes,
             "rounds": [_summary_round(entry) for entry in self.record.rounds()],
-            "absent": [vars(one) for one in self.absent],
+            "absent": wire.values_of(self.absent),
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "emulation": self.emulation,
             "emulation_reason": self.emulation_reason,
             "record": str(self.record.path),
         }
         if self.tree is not None:
-            summary["tree"] = self.tree.with_times([_completion_seconds(entry) for entry in self.record.rounds()])
+            summary["tree"] = self.tree.with_times([completion_seconds(entry) for entry in self.record.rounds()])
         return summary
-
-
-def _completion_seconds(entry: Entry) -> float | None:
-    return (entry["fold"] or {}).get("completion_seconds")
 
 
 def _summary_round(entry: Entry) -> SummaryRound:

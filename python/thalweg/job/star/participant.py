@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from thalweg import _core, bounded_json, machine
-from thalweg.apps.core_outcome import ClientUsage
 from thalweg.apps.metrics import offered
 from thalweg.job.common.parties import PartyMaker
 from thalweg.outcome import ClientRound
+from thalweg.outcome.core import ClientUsage
 
 Note = Callable[[str], None]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.apps import name_of
-from thalweg.apps.core_outcome import Outcome
 from thalweg.job.common.parties import Metrics, bytes_of
+from thalweg.outcome.core import Outcome
 from thalweg.plan.bound import bound_of
 from thalweg.record import RunRecord, entry
 from thalweg.record.rows import party_row

@@ -18,10 +18,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, wire
-from thalweg.apps.core_outcome import Fold, Outcome, WorkSpan
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.parties import server_party
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome.core import Fold, Outcome, WorkSpan
 from thalweg.plan.bound import loopback
 from thalweg.plan.options import client_options, server_options
 from thalweg.plan.systems import split

@@ -39,7 +39,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from thalweg import _core, bounded_json, machine, wire
-from thalweg.apps import core_outcome
 from thalweg.errors import RoundError
 from thalweg.job.common import server_reports
 from thalweg.job.common.farewell import farewell, reason
@@ -64,6 +63,7 @@ from thalweg.job.tree.messages import (
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer, AnswerOthers, Others
 from thalweg.job.tree.shard import ShardTop
+from thalweg.outcome import core as core_outcome
 from thalweg.transports import registry
 from thalweg.trees import answers, live
 from thalweg.trees.counters import Workers

@@ -11,10 +11,10 @@ from itertools import count
 import numpy as np
 
 from thalweg import _core
-from thalweg.apps.core_outcome import NodeShare
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import ComputePart, ConfirmParts, FoldPart
 from thalweg.job.tree.tops import Ask, Node, Received
+from thalweg.outcome.core import NodeShare
 from thalweg.trees import answers
 from thalweg.trees.merging import Mean, Part
 

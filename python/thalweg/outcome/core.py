@@ -1,14 +1,19 @@
-"""The outcome of a round, as the core reports it. ``thalweg.outcome`` has the form that users and records get.
+"""The outcome of a round and the report of an iteration, as the core sends them and the package works with them.
 
-Sizes are in bytes. Times are in seconds on the server's clock.
+scripts/outcome_tables.py makes ``thalweg.outcome.tables`` of this file: the same fields in the form that users and
+records get. Sizes are in bytes. Times are in seconds on the server's clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 from thalweg import wire
+
+# The app's own metrics.
+AppMetrics: TypeAlias = Mapping[str, bool | int | float | str]
 
 # States of participants whose updates the mean contains.
 COUNTED: Final = ("whole", "partial")
@@ -78,14 +83,14 @@ class Evaluation:
 class Participant:
     """A client in a round, and whether its update counts.
 
-    ``metrics`` is what the client sent, until ``thalweg.apps.metrics.Intake`` has checked it. Then it has the app's own
-    metrics, and ``usage`` and ``evaluation`` have the rest.
+    ``metrics`` is any value that the client sent, until ``thalweg.apps.metrics.Intake`` has checked it. Then it is
+    ``AppMetrics``, and ``usage`` and ``evaluation`` have the rest. Older records have the usage among the metrics.
     """
 
     client: str
     state: str
     samples: int | float | None
-    metrics: object
+    metrics: Annotated[object, AppMetrics]
     coverage: int | float
     reason: str | None
     usage: ClientUsage | None = None
@@ -131,7 +136,7 @@ class Fold:
 
     uncovered_bytes: int | None
     completion_seconds: int | float | None
-    finish_seconds: int | float | None
+    finish_seconds: int | float
     timeline: Timeline | None = None
 
     def table(self) -> dict[str, object]:
@@ -208,3 +213,82 @@ class Outcome:
     def counting(self) -> list[Participant]:
         """The participants whose updates the mean contains, whole or in part."""
         return [part for part in self.participants if part.counts]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A client that missed a round or left for good.
+
+    ``counted``: rounds whose mean includes this client. ``reason``: why it left, or why it missed the last round that
+    it missed. ``left``: whether it has left for good.
+    """
+
+    client: str
+    counted: int
+    reason: str | None
+    left: bool
+
+
+@dataclass(frozen=True)
+class NeighbourExchange:
+    """What a node received of a neighbour's model. The columns of ``exchanges`` in the record explain the fields.
+
+    ``peer`` is the neighbour.
+    """
+
+    peer: str
+    weight: float
+    state: str
+    bytes: int
+    expected: int
+    chunks: int
+    duplicates: int
+    corrupt: int
+    late_chunks: int
+    first_seconds: float | None
+    last_seconds: float | None
+    newest: int
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """The core's report of an iteration of one node (docs/reference/outcome.md).
+
+    Times are in seconds of the node's clock. ``exchanges`` has one for each neighbour.
+    """
+
+    round: int
+    next: int
+    skipped: int
+    wait: str
+    timed_out: bool
+    limit_seconds: float | None
+    heard: Sequence[str]
+    whole: Sequence[str]
+    connected: Sequence[str]
+    bytes_used: int
+    bytes_expected: int
+    chunks_used: int
+    chunks_expected: int
+    own_weight: float
+    fresh: bool
+    begin_at: float
+    ready_at: float
+    mixed_at: float
+    wait_seconds: float
+    mix_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    late_chunks: int
+    early_dropped: int
+    bad_chunks: int
+    exchanges: Sequence[NeighbourExchange]
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Names of the neighbours whose model did not arrive as a whole."""
+        return [one.peer for one in self.exchanges if one.peer not in self.whole]
+
+    def table(self) -> dict[str, object]:
+        """Return its fields by name, with a table for each neighbour, as the record keeps it."""
+        return {**vars(self), "exchanges": [vars(one) for one in self.exchanges]}

@@ -1,7 +1,8 @@
 """Rounds and iterations in the form that users and records get: JSON objects with known keys.
 
-``apps.core_outcome`` has the form that the package itself works with. docs/reference/outcome.md, record.md and json.md
-explain the keys. Sizes are in bytes, times in seconds, and accuracies from 0 to 1.
+``outcome.core`` has outcomes in the form that the package itself works with, and ``outcome.tables`` the same fields in
+this form. docs/reference/outcome.md, record.md and json.md explain the keys. Sizes are in bytes, times in seconds, and
+accuracies from 0 to 1.
 """
 
 from __future__ import annotations
@@ -11,113 +12,53 @@ from typing import TypedDict
 
 from typing_extensions import NotRequired
 
-from thalweg.wire import Table
+from thalweg.outcome.core import AppMetrics
+from thalweg.outcome.tables import (
+    Absence,
+    ClientUsage,
+    Evaluation,
+    Fold,
+    IterationReport,
+    Loss,
+    NeighbourExchange,
+    NodePart,
+    NodeShare,
+    Outcome,
+    Participant,
+    ReplyFold,
+    Timeline,
+    Transfer,
+    TreeFold,
+    WorkSpan,
+)
+
+# The names of this package that outcome.tables has.
+__all__ = [
+    "Absence",
+    "ClientUsage",
+    "Evaluation",
+    "Fold",
+    "IterationReport",
+    "Loss",
+    "NeighbourExchange",
+    "NodePart",
+    "NodeShare",
+    "Outcome",
+    "Participant",
+    "ReplyFold",
+    "Timeline",
+    "Transfer",
+    "TreeFold",
+    "WorkSpan",
+]
 
 
-class Loss(TypedDict):
-    """A tensor of which bytes did not arrive, and the fraction of it that they are."""
+class RecordedTransfer(Transfer):
+    """A transfer in the journal, with its ends and its sender's congestion control. Older records lack some keys."""
 
-    tensor: str
-    missing: int
-    share: float
-
-
-class Transfer(TypedDict, total=False):
-    """A model on its way to a client (``down``), or its update on the way back (``up``).
-
-    The record adds ``source`` and ``target``.
-    """
-
-    round: int
-    client: str
-    direction: str
     source: str | None
     target: str | None
-    bytes: int
-    missing: int
-    repair: str | None
-    wire_bytes: int
-    send_start: float | None
-    send_end: float | None
-    receive_start: float | None
-    receive_end: float | None
-    retransmissions: int | None
     congestion_control: str | None
-    duplicates: int
-    corrupt: int
-    copied: int | None
-    records_lost: int | None
-    resumed: int
-    complete: bool
-    losses: Sequence[Loss]
-
-
-class Usage(TypedDict, total=False):
-    """What a client's process used, as far as it reported that."""
-
-    train_seconds: float
-    cpu_seconds: float
-    peak_rss_bytes: int
-    congestion_control: str
-
-
-class Quality(TypedDict, total=False):
-    """What a client's evaluation of its own model gave."""
-
-    accuracy: float
-    loss: float
-
-
-class Participant(TypedDict):
-    """A client's part in a round. Older records have its usage among the metrics."""
-
-    client: str
-    state: str
-    samples: int | None
-    metrics: Mapping[str, bool | int | float | str]
-    usage: NotRequired[Usage]
-    evaluation: NotRequired[Quality]
-    coverage: float
-    reason: str | None
-
-
-class NodeFold(TypedDict):
-    """A node of a tree, and how many updates it counted."""
-
-    node: str
-    counted: int
-
-
-class Fold(TypedDict, total=False):
-    """What the aggregation did. Rounds of a Flower app have ``folded``, ``replies`` and ``errors`` instead."""
-
-    uncovered_bytes: int
-    completion_seconds: float | None
-    finish_seconds: float
-    between_bytes: int
-    timeline: Table
-    nodes: Sequence[NodeFold]
-    top: str | None
-    folded: bool
-    replies: int
-    errors: int
-
-
-class Outcome(TypedDict):
-    """The core's outcome of a round. A Flower app's round has no ``start``."""
-
-    round: int
-    expected: int
-    complete: bool
-    start: NotRequired[float | None]
-    seconds: float
-    communication_seconds: float
-    bytes_down: int
-    bytes_up: int
-    participants: list[Participant]
-    transfers: list[Transfer]
-    congestion_control: NotRequired[str | None]
-    fold: NotRequired[Fold | None]
 
 
 class NodeEvaluation(TypedDict):
@@ -144,13 +85,13 @@ class NodeEntry(TypedDict, total=False):
     neighbours: int
     skipped: int
     samples: int
-    metrics: Table
+    metrics: AppMetrics
     chunks_used: int
     chunks_expected: int
     bytes_sent: int
     bytes_received: int
     evaluation: NodeEvaluation | None
-    exchanges: Sequence[Table]
+    exchanges: list[NeighbourExchange]
 
 
 class Entry(TypedDict):
@@ -172,12 +113,18 @@ class Entry(TypedDict):
     participants: int
     expected: int
     complete: bool
-    fold: Fold | None
+    fold: Fold | TreeFold | ReplyFold | None
     clients: list[Participant]
-    transfers: list[Transfer]
+    transfers: list[RecordedTransfer]
     drift: NotRequired[float | None]
     disagreement: NotRequired[float | None]
     nodes: NotRequired[Mapping[str, NodeEntry]]
+
+
+def completion_seconds(entry: Entry) -> float | None:
+    """Return the seconds from a round's first whole update to the new model; None if they are not known."""
+    fold = entry.get("fold")
+    return None if fold is None or "folded" in fold else fold.get("completion_seconds")
 
 
 class SummaryRound(TypedDict):
@@ -216,11 +163,11 @@ class Summary(TypedDict):
     parameters: int
     update_bytes: int
     rounds: list[SummaryRound]
-    absent: list[Table]
+    absent: list[Absence]
     peak_rss_bytes: PeakMemory
     emulation: str
     emulation_reason: str | None
-    tree: NotRequired[Table]
+    tree: NotRequired[Mapping[str, object]]
     record: str
 
 

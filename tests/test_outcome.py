@@ -1,0 +1,42 @@
+"""An outcome has the same fields as the core reports it, and as users and records get it."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.outcomes import outcome_of
+from thalweg import outcome, wire
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_tables_are_made_of_the_dataclasses() -> None:
+    spec = spec_from_file_location("outcome_tables", ROOT / "scripts" / "outcome_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.TABLES.read_text() == script.module(), "run .venv/bin/python scripts/outcome_tables.py --write"
+
+
+def test_usage_and_evaluation_are_left_out_until_they_are_checked() -> None:
+    (part,) = wire.values_of(outcome_of(participants=[{"client": "a"}]))["participants"]
+    assert set(part) == {"client", "state", "samples", "metrics", "coverage", "reason"}
+
+
+@pytest.mark.parametrize(
+    ("fold", "seconds"),
+    [
+        (None, None),
+        ({"folded": True, "replies": 1, "errors": 0}, None),
+        ({"uncovered_bytes": 0, "completion_seconds": 0.5, "finish_seconds": 0.1}, 0.5),
+        ({"uncovered_bytes": 0}, None),
+    ],
+)
+def test_the_completion_time_is_known_where_updates_were_added_up(fold: Any, seconds: float | None) -> None:
+    entry: Any = {"fold": fold}
+    assert outcome.completion_seconds(entry) == seconds
