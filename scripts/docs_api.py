@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 import thalweg
+from thalweg import _core, outcome, tasks
+from thalweg import api as public
 from thalweg.errors import ThalwegError
+from thalweg.graphs import mixing
+from thalweg.outcome import core
+from thalweg.tensors import named
 
 # Heading of a part of the page -> the public names in it. Errors have a part that is not listed here.
 PARTS: Final = {
@@ -21,16 +28,69 @@ PARTS: Final = {
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
     "Tensors in memory": ("Arena", "layout_of"),
 }
+# Types that entries name, but that users do not import from ``thalweg``: aliases with their meaning, and TypedDicts.
+ALIASES: Final = {
+    "Metrics": (public.Metrics, "figures of an app by name, such as `accuracy` and `loss`"),
+    "AppMetrics": (
+        core.AppMetrics,
+        "what an app reported, after it was checked ([metrics](../how-to/own-model.md#metrics))",
+    ),
+    "Named": (named.Named, "NumPy arrays or PyTorch tensors by name"),
+    "Judge": (
+        tasks.Judge,
+        "gets a member's name, and the head and the weight of its result; refuses the result if it returns a reason",
+    ),
+    "Rule": (mixing.Rule, "the rule of a graph's mixing weights ([graphs](../how-to/decentralized.md))"),
+}
+DICTS: Final = (
+    *("Outcome", "Participant", "ClientUsage", "Evaluation", "Transfer", "Loss"),
+    *("Fold", "Timeline", "WorkSpan", "TreeFold", "NodePart", "NodeShare", "ReplyFold"),
+    *("IterationReport", "NeighbourExchange", "Absence"),
+    *("Entry", "RecordedTransfer", "NodeEntry", "NodeEvaluation", "ClientRound"),
+    *("Summary", "SummaryRound", "PeakMemory", "GraphSummary"),
+)
+# Modules whose names are shown without the module.
+PREFIX: Final = re.compile(r"\b(?:_core|mixing|typing|collections\.abc)\.")
 # If a constructor takes an object of this module, only thalweg calls it.
 INTERNAL: Final = "_core."
 LONGEST: Final = 100
 
 
 def api() -> str:
-    """Return an entry for each public name, by part."""
+    """Return an entry for each public name, by part, and at the end one for each other type that they name."""
     errors = [name for name in thalweg.__all__ if is_error(getattr(thalweg, name))]
     parts = {**PARTS, "Errors": ("ThalwegError", *(name for name in errors if name != "ThalwegError"))}
-    return "\n\n".join(f"## {part}\n\n" + "\n\n".join(map(entry, names)) for part, names in parts.items())
+    found = [f"## {part}\n\n" + "\n\n".join(map(entry, names)) for part, names in parts.items()]
+    return "\n\n".join([*found, "## Types\n\n" + "\n\n".join(types())])
+
+
+def types() -> Iterator[str]:
+    """Yield an entry for each type that the other entries name and that users do not import from ``thalweg``."""
+    yield "[outcome](outcome.md), [record](record.md) and [json](json.md) say what the keys of these dicts mean."
+    for name in DICTS:
+        found = getattr(outcome, name)
+        yield "\n\n".join([f"### {name}", text(found), "\n".join(keys(found))])
+    for name, (alias, meaning) in ALIASES.items():
+        yield f"### {name}\n\n`{PREFIX.sub('', str(alias))}`: {meaning}."
+    yield "\n\n".join(["### Layout", text(_core.Layout), "\n".join(stated("Layout"))])
+
+
+def keys(found: Any) -> Iterator[str]:
+    """Yield a line for each key of a TypedDict."""
+    for name, kind in found.__annotations__.items():
+        whole = kind.__forward_arg__
+        inner = whole.removeprefix("NotRequired[").removesuffix("]") if whole.startswith("NotRequired[") else whole
+        yield f"- `{name}`: `{inner}`" + ("" if inner == whole and found.__total__ else ", may be missing")
+
+
+def stated(name: str) -> Iterator[str]:
+    """Yield a line for each property of a class of the core, with the type that the stub states."""
+    stub = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text())
+    (found,) = (one for one in stub.body if isinstance(one, ast.ClassDef) and one.name == name)
+    for one in found.body:
+        if isinstance(one, ast.FunctionDef) and one.decorator_list and one.returns is not None:
+            doc = text(getattr(getattr(_core, name), one.name))
+            yield f"- `{one.name}`: `{ast.unparse(one.returns)}`. {' '.join(doc.split())}"
 
 
 def is_error(found: object) -> bool:
@@ -81,7 +141,7 @@ def attributes(found: type) -> Iterator[str]:
     for name, member in vars(found).items():
         if isinstance(member, property) and not name.startswith("_"):
             kind = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
-            yield f"- `{name}`: `{kind}`. {' '.join(text(member).split())}"
+            yield f"- `{name}`: `{PREFIX.sub('', str(kind))}`. {' '.join(text(member).split())}"
 
 
 def methods(found: type) -> Iterator[tuple[str, inspect.Signature, str]]:
@@ -105,7 +165,7 @@ def code(name: str, signature: inspect.Signature) -> str:
     """Return a signature as a block, on several lines if it is long."""
     parameters = list(shown(signature))
     empty = signature.return_annotation is signature.empty
-    ends = "" if empty else f" -> {signature.return_annotation}"
+    ends = "" if empty else f" -> {PREFIX.sub('', str(signature.return_annotation))}"
     whole = f"{name}({', '.join(parameters)}){ends}"
     if len(whole) > LONGEST:
         whole = f"{name}(\n" + "".join(f"    {line},\n" for line in parameters) + f"){ends}"
@@ -119,4 +179,6 @@ def shown(signature: inspect.Signature) -> Iterator[str]:
         if one.kind is one.KEYWORD_ONLY and not named:
             named = True
             yield "*"
-        yield f"{one.name}: {one.annotation}" + ("" if one.default is one.empty else f" = {one.default!r}")
+        yield f"{one.name}: {PREFIX.sub('', str(one.annotation))}" + (
+            "" if one.default is one.empty else f" = {one.default!r}"
+        )

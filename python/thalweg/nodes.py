@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from thalweg import _core, apps, wire
 from thalweg.algorithms import choco
@@ -20,10 +20,8 @@ from thalweg.errors import LinkError, PlanError, leaving
 from thalweg.job.graph.iterations import Turns, iterate
 from thalweg.job.graph.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome import IterationReport
 from thalweg.tensors.binding import bind
-
-if TYPE_CHECKING:
-    from thalweg.job.graph.iterations import Iteration
 
 _log = logging.getLogger("thalweg")
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
@@ -40,7 +38,7 @@ class Step:
     number: int
     metrics: Mapping[str, Any]
     samples: int
-    report: Mapping[str, Any] = field(repr=False)
+    report: IterationReport = field(repr=False)
 
     @property
     def received(self) -> list[str]:
@@ -174,8 +172,8 @@ class Node:
                 away = sorted(set(self._weights) - set(self.connected))
                 raise LinkError(f"{self.name} has not met {', '.join(away)} after {timeout:g} s", "Start them first")
 
-    def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Iteration]:
-        """Run ``rounds`` iterations and yield each.
+    def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Step]:
+        """Run ``rounds`` iterations and yield each as it ends.
 
         ``dpsgd`` is the public function for this, and explains ``data``, ``every`` and ``gamma``.
         """
@@ -199,7 +197,8 @@ class Node:
             self.number = done.number
             self._bound.restore("the iteration")
             self._tell()
-            yield done
+            metrics = done.evaluation.metrics if done.evaluation else {}
+            yield Step(done.number, metrics, done.samples, wire.values_of(done.report))
 
     def _turns(self) -> Turns:
         own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
@@ -288,8 +287,7 @@ def dpsgd(
     if every < 1 or rounds < 1:
         raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
     node.gather(timeout)
-    for done in node.iterations(rounds, data, every, gamma):
-        yield Step(done.number, done.evaluation.metrics if done.evaluation else {}, done.samples, done.report.table())
+    yield from node.iterations(rounds, data, every, gamma)
 
 
 def step_size(graph: str, nodes: int, compress: Literal["f16", "int8"] | None = None, *, seed: int = 0) -> float:
