@@ -78,7 +78,7 @@ pub(crate) async fn ask(
     let mut answer = [0; PROOF_BYTES];
     stream.read_exact(&mut answer).await.map_err(|e| failed(&e))?;
     key.check(SERVER, &encoded, &answer).then_some(()).ok_or_else(|| {
-        let context = "whoever took a data connection is not the server of the link";
+        let context = "the peer that accepted a data connection is not the link's server";
         Error::new(ErrorKind::Security, "connect", context).hint("look for what changes bytes on the way")
     })
 }
