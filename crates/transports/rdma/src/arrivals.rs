@@ -1,18 +1,22 @@
-//! The state that all receiving sides share: credit for chunks, the chunks that have arrived, and the tasks
-//! to wake.
+//! The state that all receiving sides share: the peer's offers, credit for chunks, the chunks that have
+//! arrived, and the tasks to wake.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
+use thalweg_transport::Result;
 use thalweg_verbs::Device;
+use thalweg_wire::FrameHeader;
 
+use crate::offers::Offers;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing};
 use crate::stock::Stock;
 
 pub(crate) struct Arrivals {
     pub(crate) stock: Stock,
+    pub(crate) offers: Offers,
     came: VecDeque<Came>,
     driver: Option<Waker>,
     receiver: Option<Waker>,
@@ -20,7 +24,39 @@ pub(crate) struct Arrivals {
 
 impl Arrivals {
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>) -> Self {
-        Self { stock: Stock::new(device, pool), came: VecDeque::new(), driver: None, receiver: None }
+        Self {
+            stock: Stock::new(device, pool),
+            offers: Offers::default(),
+            came: VecDeque::new(),
+            driver: None,
+            receiver: None,
+        }
+    }
+
+    /// Adds an offer of the peer. `granted` is the number of chunks that were granted and have not arrived.
+    ///
+    /// # Errors
+    /// As [`Offers::add`].
+    pub(crate) fn offered(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
+        self.offers.add(number, header, granted + self.came.len())
+    }
+
+    /// The same for a peer that may leave out numbers, see [`Offers::add_after_gap`].
+    ///
+    /// # Errors
+    /// As [`Offers::add`].
+    pub(crate) fn lent(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
+        self.offers.add_after_gap(number, header, granted + self.came.len())
+    }
+
+    /// See [`Offers::next`].
+    pub(crate) fn next_offer(&mut self, count: u64) -> Option<(u64, FrameHeader)> {
+        self.offers.next(count, &mut self.stock)
+    }
+
+    /// See [`Offers::placed`].
+    pub(crate) fn placed(&mut self, number: u64, length: u64) -> bool {
+        self.offers.placed(number, length, &mut self.stock)
     }
 
     /// Registers the waker of the task that drives this side.
@@ -67,8 +103,9 @@ impl Arrivals {
         self.wake();
     }
 
-    /// Drops the chunks that have arrived.
+    /// Drops the waiting offers and the chunks that have arrived.
     pub(crate) fn stop(&mut self) {
+        self.offers.clear();
         self.came.clear();
         self.wake();
     }

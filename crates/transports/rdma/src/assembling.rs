@@ -17,7 +17,7 @@ use thalweg_wire::{checksum, FrameHeader, Range, Ranges};
 
 use crate::arrivals::Arrivals;
 use crate::joined::{Joined, FIRST};
-use crate::offers::{corrupt, Offers};
+use crate::offers::corrupt;
 use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
@@ -41,7 +41,6 @@ pub(crate) struct Assembling {
     arrivals: Arrivals,
     /// The pair; its first memory is the slot.
     joined: Joined,
-    offers: Offers,
     runs: BTreeMap<u64, Run>,
     /// Chunks that the sender has sent completely, and about which it waits for an answer.
     asked: VecDeque<u64>,
@@ -53,18 +52,13 @@ impl Assembling {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
             joined: Joined::new(device, joined),
-            offers: Offers::default(),
             runs: BTreeMap::new(),
             asked: VecDeque::new(),
         }
     }
 
-    fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.offers.add(number, header, self.runs.len() + self.arrivals.len())
-    }
-
     fn handle_withdraw(&mut self, number: u64) -> Result<()> {
-        self.offers.withdraw(number)?;
+        self.arrivals.offers.withdraw(number)?;
         if let Some(run) = self.runs.remove(&number) {
             drop(run.bytes);
             self.arrivals.stock.done(run.header.length() as u64, run.landing);
@@ -136,7 +130,7 @@ impl Assembling {
 impl Receives for Assembling {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.handle_offer(number, header)?,
+            Word::Offer { number, header } => self.arrivals.offered(number, header, self.runs.len())?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             // `poll` answers this message, and only `receive` calls `poll`. While nobody receives, further
@@ -163,15 +157,11 @@ impl Receives for Assembling {
         &mut self.arrivals
     }
 
-    fn offers(&self) -> u64 {
-        self.offers.count()
+    fn may_grant(&self) -> bool {
+        self.joined.first().is_some()
     }
 
-    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        self.joined.first().and_then(|_| self.offers.next(offers, &mut self.arrivals.stock))
-    }
-
-    fn grant(
+    fn grant_memory(
         &mut self,
         number: u64,
         header: FrameHeader,
@@ -179,9 +169,6 @@ impl Receives for Assembling {
         outbox: &Outbox,
     ) -> Result<()> {
         let length = header.length() as u64;
-        if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // the chunk was withdrawn meanwhile
-        }
         let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
         self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });
         // While a lost pair is being replaced, `handle` sends the grant once the slot is open again.
@@ -197,7 +184,6 @@ impl Receives for Assembling {
 
     fn stop(&mut self) {
         self.joined.stop();
-        self.offers.clear();
         self.runs.clear();
         self.arrivals.stop();
     }

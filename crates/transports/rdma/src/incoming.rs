@@ -15,7 +15,7 @@ use thalweg_wire::FrameHeader;
 
 use crate::arrivals::Arrivals;
 use crate::joined::{Joined, FIRST};
-use crate::offers::{corrupt, Offers};
+use crate::offers::corrupt;
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
@@ -56,7 +56,6 @@ pub(crate) struct Incoming {
     arrivals: Arrivals,
     /// The pair; its first memory is the ring.
     joined: Joined,
-    offers: Offers,
     grants: BTreeMap<u64, Granted>,
 }
 
@@ -66,22 +65,14 @@ impl Incoming {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
             joined: Joined::new(device, joined),
-            offers: Offers::default(),
             grants: BTreeMap::new(),
         }
     }
 
     /// # Errors
-    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for numbers out of order, or more offers
-    /// than a sender may have.
-    fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.offers.add(number, header, self.grants.len() + self.arrivals.len())
-    }
-
-    /// # Errors
     /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a chunk that was never offered.
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        self.offers.withdraw(number)?;
+        self.arrivals.offers.withdraw(number)?;
         if let Some(grant) = self.grants.get_mut(&number).filter(|grant| grant.fate == Fate::Awaited) {
             grant.fate = if committed { Fate::Trailing } else { Fate::Withdrawn };
             if grant.fate == Fate::Withdrawn {
@@ -184,7 +175,7 @@ impl Incoming {
 impl Receives for Incoming {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.handle_offer(number, header)?,
+            Word::Offer { number, header } => self.arrivals.offered(number, header, self.grants.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             _ => return Err(corrupt("a word of another mode")),
@@ -205,19 +196,18 @@ impl Receives for Incoming {
         &mut self.arrivals
     }
 
-    fn offers(&self) -> u64 {
-        self.offers.count()
+    fn may_grant(&self) -> bool {
+        self.joined.first().is_some()
     }
 
-    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        self.joined.first().and_then(|_| self.offers.next(offers, &mut self.arrivals.stock))
-    }
-
-    fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
+    fn grant_memory(
+        &mut self,
+        number: u64,
+        header: FrameHeader,
+        place: Option<Claim>,
+        _: &Outbox,
+    ) -> Result<()> {
         let length = header.length() as u64;
-        if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // the chunk was withdrawn meanwhile
-        }
         let (claim, landing) = self.arrivals.stock.land(length, place)?;
         let (address, state) = (claim.as_ptr() as u64, State::Opening);
         self.grants.insert(number, Granted { header, landing, address, state, fate: Fate::Awaited });
@@ -230,7 +220,6 @@ impl Receives for Incoming {
 
     fn stop(&mut self) {
         self.joined.stop();
-        self.offers.clear();
         self.grants.clear();
         self.arrivals.stop();
     }

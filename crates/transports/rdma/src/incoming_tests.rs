@@ -21,10 +21,14 @@ fn ends(seed: u64) -> Ends<Incoming> {
 }
 
 impl Ends<Incoming> {
+    fn offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
+        self.receiver.handle_word(Word::Offer { number, header }, &self.outbox)
+    }
+
     /// Offers a chunk that consists of `byte`, and has it granted. Returns the granted memory.
     fn granted(&mut self, number: u64, byte: u8) -> Remote {
         let header = header(&vec![byte; LENGTH as usize]);
-        self.receiver.handle_offer(number, header).unwrap();
+        self.offer(number, header).unwrap();
         let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
         // Grant the middle third of the memory.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
@@ -128,12 +132,12 @@ fn words_out_of_order_end_the_link() {
     let mut ends = ends(3);
     ends.granted(0, 7);
     let header = ends.receiver.grants[&0].header;
-    assert!(ends.receiver.handle_offer(0, header).is_err(), "offered twice");
-    assert!(ends.receiver.handle_offer(5, header).is_err(), "numbers were left out");
+    assert!(ends.offer(0, header).is_err(), "offered twice");
+    assert!(ends.offer(5, header).is_err(), "numbers were left out");
     assert!(ends.receiver.handle_withdraw(1, false).is_err(), "never offered");
     let endpoint = ends.sender.endpoint();
     assert!(ends.receiver.handle_renew(0, &endpoint, &ends.outbox).is_err(), "an old pair");
-    let too_many = (1..).find(|&number| ends.receiver.handle_offer(number, header).is_err()).unwrap();
+    let too_many = (1..).find(|&number| ends.offer(number, header).is_err()).unwrap();
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
 }
 
@@ -143,7 +147,7 @@ fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
     let mut ends = ends(4);
     let header = header(&vec![7; LENGTH as usize]);
     for number in 0..2 * GRANTS as u64 {
-        ends.receiver.handle_offer(number, header).unwrap();
+        ends.offer(number, header).unwrap();
         let (_, header) = ends.receiver.next_offer(u64::MAX).unwrap();
         ends.receiver.handle_withdraw(number, false).unwrap();
         let claim = ends.place.claim(Range::new(0, LENGTH.into())).unwrap();

@@ -169,7 +169,7 @@ impl RdmaLink {
         if let Some(came) = incoming.arrivals().next() {
             return Poll::Ready(Ok(Next::Came(came)));
         }
-        let offers = incoming.offers();
+        let offers = incoming.arrivals().offers.count();
         drop(incoming);
         if inbox.held.is_none() {
             match inbox.messages.poll_recv(context) {

@@ -14,6 +14,10 @@ pub(crate) fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
 }
 
+fn out_of_order() -> Error {
+    corrupt("an offer out of order, or one too many")
+}
+
 pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
     Error::new(ErrorKind::System, RECEIVE, error.to_string())
 }
@@ -27,7 +31,7 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// Number of offers that have arrived in all.
+    /// One more than the highest number offered.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
@@ -37,10 +41,20 @@ impl Offers {
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
     pub(crate) fn add(&mut self, number: u64, header: FrameHeader, others: usize) -> Result<()> {
-        if number != self.next || self.waiting.len() + others > 2 * GRANTS {
-            return Err(corrupt("an offer out of order, or one too many"));
+        if number > self.next {
+            return Err(out_of_order());
         }
-        self.next += 1;
+        self.add_after_gap(number, header, others)
+    }
+
+    /// The same, but the offer may leave out numbers. A sender that lends does so if it withdraws a chunk
+    /// before it has notified the peer of it.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(crate) fn add_after_gap(&mut self, number: u64, header: FrameHeader, others: usize) -> Result<()> {
+        let fits = number >= self.next && self.waiting.len() + others <= 2 * GRANTS;
+        self.next = number.checked_add(1).filter(|_| fits).ok_or_else(out_of_order)?;
         self.waiting.push_back((number, header));
         Ok(())
     }
@@ -83,5 +97,30 @@ impl Offers {
     /// Drops the waiting offers.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_wire::{ChunkHeader, LayoutHash};
+
+    fn header() -> FrameHeader {
+        let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: 8 };
+        FrameHeader::chunk(chunk, 0)
+    }
+
+    #[test]
+    fn numbers_ascend_and_only_a_sender_that_lends_may_leave_some_out() {
+        let mut offers = Offers::default();
+        offers.add(0, header(), 0).unwrap();
+        for number in [0, 2] {
+            assert_eq!(offers.add(number, header(), 0).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        offers.add_after_gap(2, header(), 0).unwrap();
+        for number in [1, 2, u64::MAX] {
+            assert_eq!(offers.add_after_gap(number, header(), 0).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        assert_eq!(offers.count(), 3);
     }
 }

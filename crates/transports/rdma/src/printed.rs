@@ -19,7 +19,7 @@ use thalweg_wire::{FrameHeader, Range};
 
 use crate::arrivals::Arrivals;
 use crate::joined::{Joined, FIRST};
-use crate::offers::{corrupt, Offers, RECEIVE};
+use crate::offers::{corrupt, RECEIVE};
 use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
@@ -53,7 +53,6 @@ pub(crate) struct Printed {
     arrivals: Arrivals,
     /// The pair; its first memory is the ring.
     joined: Joined,
-    offers: Offers,
     runs: BTreeMap<u64, Run>,
 }
 
@@ -63,17 +62,12 @@ impl Printed {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
             joined: Joined::new(device, joined),
-            offers: Offers::default(),
             runs: BTreeMap::new(),
         }
     }
 
-    fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.offers.add(number, header, self.runs.len() + self.arrivals.len())
-    }
-
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        self.offers.withdraw(number)?;
+        self.arrivals.offers.withdraw(number)?;
         if let Some(run) = self.runs.get_mut(&number) {
             run.wanted &= committed;
             run.trailing = true;
@@ -184,7 +178,7 @@ impl Printed {
 impl Receives for Printed {
     fn handle_word(&mut self, word: Word, _: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.handle_offer(number, header)?,
+            Word::Offer { number, header } => self.arrivals.offered(number, header, self.runs.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,
             _ => return Err(corrupt("a word of another mode")),
@@ -211,19 +205,18 @@ impl Receives for Printed {
         &mut self.arrivals
     }
 
-    fn offers(&self) -> u64 {
-        self.offers.count()
+    fn may_grant(&self) -> bool {
+        self.joined.first().is_some()
     }
 
-    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        self.joined.first().and_then(|_| self.offers.next(offers, &mut self.arrivals.stock))
-    }
-
-    fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
+    fn grant_memory(
+        &mut self,
+        number: u64,
+        header: FrameHeader,
+        place: Option<Claim>,
+        _: &Outbox,
+    ) -> Result<()> {
         let length = header.length() as u64;
-        if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // the chunk was withdrawn meanwhile
-        }
         let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
         let memory = self.arrivals.stock.pool.take(RECORD + length as usize)?;
         let claim = memory.claim(Range::new(0, RECORD as u64 + length));
@@ -244,7 +237,6 @@ impl Receives for Printed {
 
     fn stop(&mut self) {
         self.joined.stop();
-        self.offers.clear();
         self.runs.clear();
         self.arrivals.stop();
     }

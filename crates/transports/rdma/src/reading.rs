@@ -1,6 +1,6 @@
 //! The receiving side of a link that reads. The peer lends it chunks and cannot write anything here.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::task::Context;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::parts::Parts;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
 use crate::words::Word;
-use crate::{GRANTS, NOTES};
+use crate::NOTES;
 
 /// A chunk that is being read.
 struct Run {
@@ -38,14 +38,9 @@ pub(crate) struct Reading {
     joined: bool,
     epoch: u32,
     mover: Mover,
-    offers: VecDeque<(u64, FrameHeader)>,
     /// The remote memory of each chunk that is offered or being placed. `None` if it was lent to a pair that
     /// is lost.
     lent: BTreeMap<u64, Option<Remote>>,
-    /// The offer for which the sink is being asked for a place.
-    placing: Option<u64>,
-    /// One more than the highest number offered.
-    next: u64,
     runs: BTreeMap<u64, Run>,
     /// The chunk of each read in flight.
     posted: HashMap<u64, u64>,
@@ -62,10 +57,7 @@ impl Reading {
             joined: true,
             epoch: 0,
             mover: Mover::new(Config { pieces, slots: 0, ..config }),
-            offers: VecDeque::new(),
             lent: BTreeMap::new(),
-            placing: None,
-            next: 0,
             runs: BTreeMap::new(),
             posted: HashMap::new(),
             started: Instant::now(),
@@ -79,12 +71,8 @@ impl Reading {
     fn handle_lent(&mut self, number: u64, header: FrameHeader, from: Remote) -> Result<()> {
         // Without a connected pair, this loan belongs to a lost pair. The peer will lend the chunk again.
         let place = self.joined.then_some(from);
-        if number >= self.next {
-            if self.offers.len() + self.runs.len() + self.arrivals.len() > 2 * GRANTS {
-                return Err(corrupt("one offer too many"));
-            }
-            self.next = number + 1;
-            self.offers.push_back((number, header));
+        if number >= self.arrivals.offers.count() {
+            self.arrivals.lent(number, header, self.runs.len())?;
             self.lent.insert(number, place);
         } else if let Some(known) = self.lent.get_mut(&number) {
             *known = place;
@@ -105,11 +93,8 @@ impl Reading {
     /// Handles the peer's withdrawal of a chunk. Stops reading it, and answers `Taken` once none of its reads
     /// is in flight.
     fn handle_withdraw(&mut self, number: u64, outbox: &Outbox) -> Result<()> {
-        if number >= self.next {
-            return Err(corrupt("a withdrawal of what was not offered"));
-        }
+        self.arrivals.offers.withdraw(number)?;
         if self.lent.remove(&number).is_some() {
-            self.offers.retain(|(offer, _)| *offer != number);
             outbox.say(&Word::Taken { number });
         } else if let Some(run) = self.runs.get_mut(&number) {
             run.wanted = false;
@@ -260,29 +245,15 @@ impl Receives for Reading {
         &mut self.arrivals
     }
 
-    fn offers(&self) -> u64 {
-        self.next
-    }
-
-    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
-        if !self.arrivals.stock.take(length) {
-            return None;
-        }
-        let offer = self.offers.pop_front();
-        self.placing = offer.map(|(number, _)| number);
-        offer
-    }
-
-    fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
-        let length = header.length() as u64;
-        let from = self.placing.take().and_then(|placing| self.lent.remove(&placing));
-        let Some(from) = from else {
-            // The peer withdrew the chunk while the sink was asked for its place: return the credit.
-            self.arrivals.stock.give(length);
-            return Ok(());
-        };
-        let (claim, landing) = self.arrivals.stock.land(length, place)?;
+    fn grant_memory(
+        &mut self,
+        number: u64,
+        header: FrameHeader,
+        place: Option<Claim>,
+        _: &Outbox,
+    ) -> Result<()> {
+        let from = self.lent.remove(&number).flatten();
+        let (claim, landing) = self.arrivals.stock.land(header.length() as u64, place)?;
         self.runs.insert(number, Run { header, landing, parts: Parts::new(claim), wanted: true });
         self.begin(number, from);
         self.arrivals.wake_driver();
@@ -295,7 +266,6 @@ impl Receives for Reading {
 
     fn stop(&mut self) {
         drop(self.pair.break_off());
-        self.offers.clear();
         self.runs.clear();
         self.arrivals.stop();
     }

@@ -86,21 +86,42 @@ pub(crate) trait Receives: Send {
         Ok(None)
     }
 
-    /// The chunks that have arrived, and the credit for further chunks.
+    /// The peer's offers, the credit for chunks, and the chunks that have arrived.
     fn arrivals(&mut self) -> &mut Arrivals;
 
-    /// Number of offers that have arrived in all.
-    fn offers(&self) -> u64;
+    /// Whether memory can be granted now. False while a lost pair is being replaced.
+    fn may_grant(&self) -> bool {
+        true
+    }
 
-    /// The oldest offer that is not yet granted, if it is one of the first `offers` and there is credit for
-    /// it. Takes that credit. The caller then calls [`Self::grant`].
-    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)>;
+    /// The oldest offer that is not yet granted, if its number is below `count` and there is credit for it.
+    /// Takes that credit. The caller then calls [`Self::grant`].
+    fn next_offer(&mut self, count: u64) -> Option<(u64, FrameHeader)> {
+        self.may_grant().then(|| self.arrivals().next_offer(count)).flatten()
+    }
 
-    /// Grants memory for an offer: the claim that the sink gave, or a part of the link's pool.
+    /// Grants memory for an offer, unless the peer has withdrawn it while the sink was asked for its place.
+    ///
+    /// # Errors
+    /// As [`Self::grant_memory`].
+    fn grant(
+        &mut self,
+        number: u64,
+        header: FrameHeader,
+        place: Option<Claim>,
+        outbox: &Outbox,
+    ) -> Result<()> {
+        if !self.arrivals().placed(number, header.length() as u64) {
+            return Ok(());
+        }
+        self.grant_memory(number, header, place, outbox)
+    }
+
+    /// Grants memory to a chunk: the claim that the sink gave, or a part of the link's pool.
     ///
     /// # Errors
     /// [`thalweg_transport::ErrorKind::System`] if no memory is left, or no more may be registered.
-    fn grant(
+    fn grant_memory(
         &mut self,
         number: u64,
         header: FrameHeader,

@@ -55,8 +55,8 @@ impl Stock {
         }
     }
 
-    /// Gives pool memory to a chunk that has credit. Whoever delivers the chunk copies it to `place`, if
-    /// there is one.
+    /// Gives pool memory to a chunk that has credit. When the link delivers the chunk, it copies the bytes to
+    /// `place`, if there is one.
     ///
     /// # Errors
     /// As [`Self::land`].
