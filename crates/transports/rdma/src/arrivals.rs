@@ -38,7 +38,7 @@ impl Arrivals {
     /// # Errors
     /// As [`Offers::add`].
     pub(crate) fn offered(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
-        self.offers.add(number, header, granted + self.came.len())
+        self.offers.add(number, header, granted + self.len())
     }
 
     /// The same for a peer that may leave out numbers, see [`Offers::add_after_gap`].
@@ -46,7 +46,7 @@ impl Arrivals {
     /// # Errors
     /// As [`Offers::add`].
     pub(crate) fn lent(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
-        self.offers.add_after_gap(number, header, granted + self.came.len())
+        self.offers.add_after_gap(number, header, granted + self.len())
     }
 
     /// See [`Offers::next`].
