@@ -190,9 +190,9 @@ impl<'a> Sending<'a> {
     async fn gather(&mut self, at: usize, bytes: u64) {
         let mut since = None;
         loop {
-            let moved = self.office.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
+            let changed = self.office.credit_changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             let (open, ended): (Vec<_>, Vec<_>) =
                 self.together.drain(..).partition(|member| !member.shared.has_ended());
             self.together = open;
@@ -213,7 +213,7 @@ impl<'a> Sending<'a> {
                 continue;
             }
             tokio::select! {
-                () = &mut moved => {}
+                () = &mut changed => {}
                 Some((index, outcome)) = self.alone.next() => (self.tell)(index, outcome),
                 () = tokio::time::sleep_until(until.unwrap_or(now)), if until.is_some() => {}
             }
@@ -306,7 +306,7 @@ async fn publish(
         wire = office.carrier.publish(Mailbox::Group, message).await?;
     }
     numbers.begun += 1;
-    let (number, previous) = (numbers.begun, numbers.certain);
+    let (number, previous) = (numbers.begun, numbers.confirmed);
     taken.into_iter().for_each(|credit| credit.keep());
     let kept = office.carrier.keeps();
     let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header, kept });
@@ -322,8 +322,8 @@ async fn publish(
         (copied, publishing.await?)
     };
     drop(placed);
-    numbers.certain = number;
-    office.certain.store(number, Ordering::Release);
+    numbers.confirmed = number;
+    office.confirmed.store(number, Ordering::Release);
     for (id, entry) in lock(&office.links).iter() {
         if !members.iter().any(|member| member.shared.ends.tag.member == *id) {
             entry.shared.passed.fetch_add(bytes, Ordering::Relaxed);

@@ -28,7 +28,7 @@ pub(crate) struct GroupNumbers {
     /// Number of the last chunk whose publication has begun.
     pub begun: u64,
     /// Number of the last chunk whose publication was confirmed.
-    pub certain: u64,
+    pub confirmed: u64,
 }
 
 /// What a listener needs to repeat its welcome until the member answers.
@@ -61,7 +61,7 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
         tokio::select! {
             biased;
             () = shared.ended() => break,
-            () = shared.tell.notified() => {}
+            () = shared.state_due.notified() => {}
             () = tokio::time::sleep(pause) => {
                 if shared.ends.carrier.held().is_some() {
                     // The broker delays messages, so silence does not mean that the other end is gone.
@@ -104,14 +104,14 @@ async fn greet(shared: &LinkState, greeting: &Greeting) {
 async fn welcome(shared: &LinkState, greeting: &Greeting) -> Result<u64> {
     // Without a group, do not take the lock: a member that does not read its welcome must not delay others.
     let numbers = if shared.nature.group { Some(greeting.group.lock().await) } else { None };
-    let _turn = shared.turn.lock().await;
-    let group = numbers.as_ref().map_or(0, |numbers| numbers.certain);
+    let _numbers = shared.numbers.lock().await;
+    let group = numbers.as_ref().map_or(0, |numbers| numbers.confirmed);
     let (slot, window) = (shared.ends.slot, shared.ends.windows.0);
     shared.publish(&Kind::Welcome { slot, group, window, key: greeting.key }, &[]).await
 }
 
 async fn farewell(shared: &LinkState) -> Result<()> {
-    let _turn = shared.turn.lock().await;
+    let _numbers = shared.numbers.lock().await;
     let (head, why) = (encode(shared.ends.tag, &Kind::Bye), shared.farewell());
     let message = Message { head: &head, body: why.as_bytes(), care: Care::Control };
     shared.ends.carrier.publish(shared.ends.to, message).await?;

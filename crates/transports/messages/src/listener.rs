@@ -67,8 +67,8 @@ pub(crate) struct Office {
     pub links: Mutex<HashMap<MemberId, Entry>>,
     pub group: Arc<AsyncMutex<GroupNumbers>>,
     /// Number of the last chunk to the group whose publication was confirmed.
-    pub certain: Arc<AtomicU64>,
-    pub moved: Arc<Notify>,
+    pub confirmed: Arc<AtomicU64>,
+    pub credit_changed: Arc<Notify>,
     pub kept: Arc<Mutex<Kept>>,
     refused: Mutex<VecDeque<MemberId>>,
     answers: Arc<Semaphore>,
@@ -107,7 +107,7 @@ struct Hub {
     backlog: mpsc::Sender<Pending>,
     office: Mutex<Arc<Office>>,
     /// Set when the listener was dropped.
-    deaf: AtomicBool,
+    dropped: AtomicBool,
     changed: Notify,
 }
 
@@ -125,9 +125,9 @@ pub(crate) async fn listen(
     let office = open(&*post, address, options).await?;
     let address = office.carrier.address();
     let (backlog, accepted) = mpsc::channel(BACKLOG);
-    let (deaf, changed) = (AtomicBool::new(false), Notify::new());
+    let (dropped, changed) = (AtomicBool::new(false), Notify::new());
     let office = Mutex::new(Arc::new(office));
-    let hub = Arc::new(Hub { post, options: options.clone(), address, backlog, office, deaf, changed });
+    let hub = Arc::new(Hub { post, options: options.clone(), address, backlog, office, dropped, changed });
     tokio::spawn(hub.clone().run());
     Ok(MessageListener { hub, backlog: AsyncMutex::new(accepted) })
 }
@@ -140,8 +140,8 @@ async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<O
         instance,
         links: Mutex::default(),
         group: Arc::default(),
-        certain: Arc::default(),
-        moved: Arc::default(),
+        confirmed: Arc::default(),
+        credit_changed: Arc::default(),
         kept: Arc::default(),
         refused: Mutex::default(),
         answers: Arc::new(Semaphore::new(ANSWERS)),
@@ -180,7 +180,7 @@ impl Listener for MessageListener {
 
 impl Drop for MessageListener {
     fn drop(&mut self) {
-        self.hub.deaf.store(true, Ordering::Release);
+        self.hub.dropped.store(true, Ordering::Release);
         self.hub.changed.notify_one();
     }
 }
@@ -227,8 +227,8 @@ impl Hub {
         lock(&self.office).clone()
     }
 
-    fn is_deaf(&self) -> bool {
-        self.deaf.load(Ordering::Acquire)
+    fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
     }
 
     /// The listener's task: reads for all links, and opens another carrier when one has ended.
@@ -252,7 +252,7 @@ impl Hub {
     /// Opens a carrier at the same address and tries until it succeeds. `None` once the listener was dropped.
     async fn reopen(&self) -> Option<Office> {
         let (mut pause, mut logged) = (PAUSES.0, String::new());
-        while !self.is_deaf() {
+        while !self.is_dropped() {
             match open(&*self.post, &self.address, &self.options).await {
                 Ok(office) => return Some(office),
                 Err(error) if error.to_string() != logged => {
@@ -274,7 +274,7 @@ impl Hub {
     /// has ended.
     async fn serve(self: &Arc<Self>, office: &Arc<Office>) -> Option<Error> {
         loop {
-            if self.is_deaf() && lock(&office.links).is_empty() {
+            if self.is_dropped() && lock(&office.links).is_empty() {
                 return None;
             }
             let event = tokio::select! {
@@ -334,7 +334,7 @@ impl Hub {
         wire: u64,
     ) {
         let tag = Tag { instance: office.instance, member };
-        if self.is_deaf() {
+        if self.is_dropped() {
             return office.refuse(Tag { instance: 0, member }, "nobody accepts links any more");
         }
         let admission_queue = self.options.admission_queue.as_ref();
@@ -368,8 +368,8 @@ impl Hub {
             peer: Peer { binding, ..office.carrier.peer(Mailbox::Member(member)) },
             capabilities,
             windows: (share.max(least).min(own), window.min(MAX_WINDOW)),
-            group: office.certain.clone(),
-            moved: office.moved.clone(),
+            group: office.confirmed.clone(),
+            credit_changed: office.credit_changed.clone(),
             kept: office.kept.clone(),
             standing: Standing::new(unauthenticated_peer.clone()),
         });

@@ -46,15 +46,15 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
         capabilities,
         windows: (window, welcome.window.min(MAX_WINDOW)),
         group: Arc::new(AtomicU64::new(welcome.group)),
-        moved: Arc::new(Notify::new()),
+        credit_changed: Arc::new(Notify::new()),
         kept: Arc::default(),
         standing: Standing::new([]),
         carrier,
     });
     closing.keep();
-    tell(&shared, shelf.of(welcome.instance, welcome.group)).await;
+    report_shelf(&shared, shelf.of(welcome.instance, welcome.group)).await;
     // The listener waits for a message before it lets the link be accepted.
-    shared.tell.notify_one();
+    shared.state_due.notify_one();
     tokio::spawn(serve(shared.clone()));
     Ok(MessageLink(shared))
 }
@@ -136,14 +136,14 @@ fn nobody(address: &Address, why: &str) -> Error {
 }
 
 /// Tells the listener which retained chunks this member holds. This is the first message on the link.
-async fn tell(shared: &LinkState, shelf: Shelf) {
+async fn report_shelf(shared: &LinkState, shelf: Shelf) {
     shared.note_arrival(shelf.wire());
     let report = shelf.report(shared.nature.max_message - HEAD_BYTES);
     if report.is_empty() {
         return;
     }
     *lock(&shared.shelf) = shelf;
-    let _turn = shared.turn.lock().await;
+    let _numbers = shared.numbers.lock().await;
     // An error has ended the link.
     let _ = shared.publish(&Kind::Holds, &report).await;
 }

@@ -63,7 +63,7 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
     };
     match verdict {
         Verdict::Fine => {}
-        Verdict::Grant => shared.tell.notify_one(),
+        Verdict::Grant => shared.state_due.notify_one(),
         Verdict::Lost(what) => shared.end(&what),
         Verdict::Corrupt(what) => shared.corrupt(&what),
     }
@@ -106,7 +106,7 @@ pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes
             Item::Chunk(header, payload) => {
                 deliver(shared, &header, &payload, sink)?;
                 if shared.intake.take_chunk(payload.len()) {
-                    shared.tell.notify_one();
+                    shared.state_due.notify_one();
                 }
             }
             Item::Control(part) => {
@@ -119,7 +119,7 @@ pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes
                 allowed.map_err(|error| broken(error.reason()))?;
                 let whole = inbox.join(part).map_err(broken)?;
                 if shared.intake.take_control(length) {
-                    shared.tell.notify_one();
+                    shared.state_due.notify_one();
                 }
                 if let Some(message) = whole {
                     return Ok(message);
@@ -205,7 +205,7 @@ mod tests {
             capabilities: Capabilities::default(),
             windows: (1 << 20, 1 << 20),
             group: Arc::default(),
-            moved: Arc::default(),
+            credit_changed: Arc::default(),
             kept: Arc::default(),
             standing,
             carrier: Arc::new(Silent),

@@ -40,7 +40,7 @@ pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
 }
 
 async fn parts(shared: &LinkState, message: &Bytes) -> Result<()> {
-    let _whole = shared.whole.lock().await;
+    let _one_message = shared.one_message.lock().await;
     let most = (shared.nature.max_message - HEAD_BYTES).min(PART);
     let (total, sum) = (message.len() as u32, checksum(message));
     let mut begun = BreakOnDrop(None);
@@ -48,7 +48,7 @@ async fn parts(shared: &LinkState, message: &Bytes) -> Result<()> {
     loop {
         let body = message.slice(offset..message.len().min(offset + most));
         let credit = shared.control.take(Fragment::cost(body.len())).await;
-        let mut numbers = shared.turn.lock().await;
+        let mut numbers = shared.numbers.lock().await;
         shared.check(CONTROL)?;
         numbers.control += 1;
         begun.0 = Some(shared);
@@ -119,7 +119,7 @@ async fn chunks(shared: &LinkState, update: &Outgoing) -> Result<SendReport> {
 /// is published leaves a gap in the numbers, which the other end accepts.
 async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, first: bool) -> Result<u64> {
     let credit = shared.bulk.take(chunk_cost(chunk.range().len())).await;
-    let mut numbers = shared.turn.lock().await;
+    let mut numbers = shared.numbers.lock().await;
     shared.check(UPDATE)?;
     let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
     let mut wire = 0;
@@ -127,7 +127,7 @@ async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, fir
         wire = shared.publish(&Kind::Begins { header }, &[]).await.map_err(|_| shared.closed(UPDATE))?;
     }
     numbers.bulk += 1;
-    let (number, previous) = (numbers.bulk, numbers.certain);
+    let (number, previous) = (numbers.bulk, numbers.confirmed);
     credit.keep();
     shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
     let held =
@@ -145,7 +145,7 @@ async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, fir
         shared.sent.fetch_add(wire, Ordering::Relaxed);
         wire
     };
-    numbers.certain = number;
+    numbers.confirmed = number;
     Ok(wire)
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Ends {
     pub peer: Peer,
     pub capabilities: Capabilities,
     /// Shared by all links of a listener. Wakes the group send when a link gets credit or ends.
-    pub moved: Arc<Notify>,
+    pub credit_changed: Arc<Notify>,
     /// The initial windows for chunks, by cost: this end's and the other end's.
     pub windows: (u64, u64),
     /// Number of a chunk to the group. At the listener: of the last confirmed one, shared by all links. At a
@@ -53,7 +53,7 @@ pub(crate) struct Numbers {
     /// Number of the last chunk whose publication has begun.
     pub bulk: u64,
     /// Number of the last chunk whose publication was confirmed.
-    pub certain: u64,
+    pub confirmed: u64,
 }
 
 /// The state of a link.
@@ -61,16 +61,16 @@ pub(crate) struct LinkState {
     pub ends: Ends,
     pub nature: Nature,
     /// Fair, so a control message waits only for the message being published and not for a whole update.
-    pub turn: tokio::sync::Mutex<Numbers>,
+    pub numbers: tokio::sync::Mutex<Numbers>,
     /// Held while the parts of a control message are sent, so that messages do not mix.
-    pub whole: tokio::sync::Mutex<()>,
+    pub one_message: tokio::sync::Mutex<()>,
     pub bulk: Credit,
     pub control: Credit,
     /// Total cost of the chunks that were sent to the other end, or may have been sent.
     pub position: AtomicU64,
     pub intake: Intake,
     /// Tells the supervising task to send this end's state.
-    pub tell: Notify,
+    pub state_due: Notify,
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
@@ -99,13 +99,13 @@ impl LinkState {
         let allowances = (Allowance::new(ends.windows.0), Allowance::new(CONTROL_WINDOW));
         Arc::new(Self {
             nature: ends.carrier.nature(),
-            turn: tokio::sync::Mutex::default(),
-            whole: tokio::sync::Mutex::default(),
+            numbers: tokio::sync::Mutex::default(),
+            one_message: tokio::sync::Mutex::default(),
             bulk: Credit::new(ends.windows.1),
             control: Credit::new(CONTROL_WINDOW),
             position: zero(),
             intake: Intake::new(allowances, first, ends.standing.is_proved()),
-            tell: Notify::new(),
+            state_due: Notify::new(),
             sent: zero(),
             received: zero(),
             copied: zero(),
@@ -138,7 +138,7 @@ impl LinkState {
             further
         });
         self.intake.end();
-        self.ends.moved.notify_waiters();
+        self.ends.credit_changed.notify_waiters();
     }
 
     fn because(&self, kind: ErrorKind, why: &str) -> Error {
@@ -240,18 +240,18 @@ impl LinkState {
         *lock(&self.last_arrival)
     }
 
-    /// What this end sent before the message that it is about to publish. The caller holds `turn`.
+    /// What this end sent before the message that it is about to publish. The caller holds `numbers`.
     pub(crate) fn before(&self, numbers: &Numbers) -> Before {
         // Read the position first. A group send may publish a chunk meanwhile, and the other end must not
         // miss it.
         let position = self.position.load(Ordering::Acquire);
         let group =
             if self.ends.to == Mailbox::Listener { 0 } else { self.ends.group.load(Ordering::Acquire) };
-        Before { bulk: numbers.certain, group, position }
+        Before { bulk: numbers.confirmed, group, position }
     }
 
-    /// Publishes a message without a chunk's payload to the other end's own mailbox. The caller holds `turn`.
-    /// An error ends the link.
+    /// Publishes a message without a chunk's payload to the other end's own mailbox. The caller holds
+    /// `numbers`. An error ends the link.
     pub(crate) async fn publish(&self, kind: &Kind, body: &[u8]) -> Result<u64> {
         let head = encode(self.ends.tag, kind);
         let care = match kind {
@@ -268,7 +268,7 @@ impl LinkState {
 
     /// Publishes this end's state.
     pub(crate) async fn publish_ledger(&self) -> Result<u64> {
-        let numbers = self.turn.lock().await;
+        let numbers = self.numbers.lock().await;
         let (granted_bulk, granted_control) = self.intake.granted();
         let before = self.before(&numbers);
         let ledger = Ledger { granted_bulk, granted_control, control: numbers.control, before };
@@ -279,7 +279,7 @@ impl LinkState {
     pub(crate) fn settle(&self, ledger: &Ledger) {
         self.bulk.grant(ledger.granted_bulk);
         self.control.grant(ledger.granted_control);
-        self.ends.moved.notify_waiters();
+        self.ends.credit_changed.notify_waiters();
     }
 
     pub(crate) fn counters(&self) -> Counters {
