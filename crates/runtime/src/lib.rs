@@ -10,6 +10,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod border;
 mod engine;
 mod error;
 mod forward;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use thalweg_wire::Ranges;
 
 use super::sharing::Size;
@@ -32,7 +33,8 @@ pub enum Place {
 }
 
 /// How much of a neighbour's model of an iteration was used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// All bytes that the neighbour sends.
     Whole,

@@ -11,6 +11,7 @@ use thalweg_wire::{Layout, Ranges};
 use super::node::{Node, LOAN_TIMEOUT};
 use super::options::MixingRule;
 use crate::mean::{check_means, take_mean};
+use crate::star::written;
 use crate::{lock, Error, Kind};
 
 #[derive(Default)]
@@ -155,6 +156,6 @@ impl Node {
             let what = format!("iteration {} gives no model: {reason}", mixing.round);
             Error::new(Kind::Round, "mix", what)
         })?;
-        Ok(self.report(&mixing, &exchanges, dropped, weight, over).to_string())
+        Ok(written(&self.report(&mixing, &exchanges, dropped, weight, over)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thalweg_proto::{Waiting, Weighing};
 use thalweg_transport::Options;
 use thalweg_wire::control::Alike;
@@ -16,7 +16,7 @@ const MOST_AHEAD: u32 = 16;
 const MOST_DIGEST: usize = 128;
 
 /// The condition for which a node waits before it mixes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitRule {
     /// Waits for all neighbours' complete models (the paper's Algorithm 1).

@@ -3,6 +3,7 @@
 
 mod client;
 mod client_sink;
+mod counters;
 mod reduce;
 mod repair;
 mod report;
@@ -16,7 +17,7 @@ mod workers;
 
 pub use self::client::{Client, ClientEvent};
 pub use self::repair::RepairRule;
-pub(crate) use self::report::transfer_json;
+pub(crate) use self::report::{written, Transfer};
 pub use self::server::Server;
 pub use self::top::{parts_of, Statement, SumsOfRound, Top};
 #[cfg(target_os = "linux")]

@@ -4,7 +4,6 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use serde_json::Value;
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, FoldError, Summary, SumsHead};
 use thalweg_wire::{Layout, Range, Ranges};
@@ -98,8 +97,8 @@ pub(crate) trait Reducer: Send + Sync {
     /// The reason why there are no sums, or that `cells` has the wrong length.
     fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String>;
 
-    /// Statistics of the worker processes so far, if there are any.
-    fn tree(&self) -> Option<Value> {
+    /// Statistics of the worker processes so far, as JSON; `None` if there are none.
+    fn tree(&self) -> Option<String> {
         None
     }
 

@@ -13,7 +13,7 @@ use thalweg_transport::{Address, Sink};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::reduce::{Fold, Inline, NoMean, Reducer};
-use super::report::{outcome_json, timeline_json};
+use super::report::{self, written, SumsOutcome, Timeline};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
 use crate::engine::{ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
@@ -210,7 +210,7 @@ impl Server {
     /// Statistics of the worker processes so far, as JSON; `None` if there are none.
     pub fn tree(&self) -> Option<String> {
         let hub = self.hub.as_ref()?;
-        Some(hub.policy.reducer.tree()?.to_string())
+        hub.policy.reducer.tree()
     }
 
     /// The sums of the last round, if rounds end with sums and it had any. They share the memory that the
@@ -361,18 +361,28 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let star = &hub.policy;
     let first = lock(&star.first).take();
     let completion = || first.map(|first| hub.now().saturating_sub(first).as_secs_f64());
-    let report = |fold: Value| {
+    let report = |fold: report::Fold| {
         let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
-        outcome_json(outcome, seconds, fold, hub.congestion(), star.options.repair.policy, &star.layout)
+        report::Outcome::new(
+            outcome,
+            seconds,
+            fold,
+            hub.congestion(),
+            star.options.repair.policy,
+            &star.layout,
+        )
     };
     let closing = hub.now();
     let finishing = || hub.now().saturating_sub(closing).as_secs_f64();
     if star.options.sums {
         let failure = export(hub, outcome)?;
-        let fold = json!({ "uncovered_bytes": null, "completion_seconds": completion(), "finish_seconds": finishing() });
-        let mut sums = report(with_timeline(fold, hub, closing, "sums"));
-        sums["failure"] = failure.into();
-        return Ok(sums.to_string());
+        let fold = report::Fold {
+            uncovered_bytes: None,
+            completion_seconds: completion(),
+            finish_seconds: finishing(),
+            timeline: timeline(hub, closing, "sums"),
+        };
+        return Ok(written(&SumsOutcome { outcome: report(fold), failure }));
     }
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
@@ -385,22 +395,20 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
             Error::new(Kind::Round, "take the mean", cause)
         }
     })?;
-    let fold = json!({
-        "uncovered_bytes": summary.uncovered_bytes,
-        "completion_seconds": completion(),
-        "finish_seconds": finishing(),
-    });
-    Ok(report(with_timeline(fold, hub, closing, "mean")).to_string())
+    let fold = report::Fold {
+        uncovered_bytes: Some(summary.uncovered_bytes),
+        completion_seconds: completion(),
+        finish_seconds: finishing(),
+        timeline: timeline(hub, closing, "mean"),
+    };
+    Ok(written(&report(fold)))
 }
 
-/// Adds a timeline to the fold's report: the work of the workers, and the node's own work since `closing`,
-/// which took the sums or the mean.
-fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> Value {
+/// The work of the workers, if there are any, and the node's own work since `closing`, which took the sums or
+/// the mean.
+fn timeline(hub: &StarHub, closing: Time, what: &'static str) -> Option<Timeline> {
     let now = hub.now();
-    if let Some(worked) = hub.policy.reducer.timeline() {
-        fold["timeline"] = timeline_json(&worked, now, (what, closing));
-    }
-    fold
+    hub.policy.reducer.timeline().map(|worked| Timeline::new(&worked, now, (what, closing)))
 }
 
 /// Exports the sums of a round. First waits until no sender reads the model any more. Returns the reason if

@@ -9,7 +9,6 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
@@ -19,7 +18,9 @@ use thalweg_workers::{
     Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
+use super::counters::{self, Now, Percentiles, Routed, Started};
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
+use super::report::written;
 use super::update_filler::UpdateFiller;
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
@@ -174,34 +175,34 @@ impl Reducer for Workers {
         head
     }
 
-    fn tree(&self) -> Option<Value> {
+    fn tree(&self) -> Option<String> {
         let counts = self.worker_pool.counts();
-        Some(json!({
-            "workers": self.worker_pool.workers(),
-            "aggregators_created": counts.started,
-            "died": counts.died,
-            "warm": counts.warm,
-            "commits": counts.commits,
-            "started": { "template": counts.forked, "program": counts.started - counts.forked },
-            "start_us": times(&counts.starts),
-            "resume_us": times(&counts.resumes),
-            "handover_us": times(&counts.handovers),
-            "fold_us": times(&counts.folds),
-            "cpu_seconds": counts.cpu as f64 / 1e9,
-            "hops_cpu_seconds": counts.carrying as f64 / 1e9,
-            "pool_bytes": self.pool.bytes(),
-            "sums_bytes": self.worker_pool.sums_bytes(),
-            "routes": if self.worker_pool.is_routed() { "kernel" } else { "node" },
-            "routes_reason": self.routes_reason,
-            "notes": counts.kernel.map(notes),
-            "now": {
-                "folds": counts.folded,
-                "ready": counts.starts.classes.iter().sum::<u64>(),
-                "places": self.pool.plan().slots(),
-                "free": self.pool.free(0),
-                "handover_bounds_us": HANDOVER_BOUNDS.map(|bound| bound as f64 / 1e3),
-                "handover_counts": counts.handovers.classes,
-                "handover_sum_us": counts.handovers.sum as f64 / 1e3,
+        Some(written(&counters::Workers {
+            workers: self.worker_pool.workers(),
+            aggregators_created: counts.started,
+            died: counts.died,
+            warm: counts.warm,
+            commits: counts.commits,
+            started: Started { template: counts.forked, program: counts.started - counts.forked },
+            start_us: times(&counts.starts),
+            resume_us: times(&counts.resumes),
+            handover_us: times(&counts.handovers),
+            fold_us: times(&counts.folds),
+            cpu_seconds: counts.cpu as f64 / 1e9,
+            hops_cpu_seconds: counts.carrying as f64 / 1e9,
+            pool_bytes: self.pool.bytes(),
+            sums_bytes: self.worker_pool.sums_bytes(),
+            routes: if self.worker_pool.is_routed() { "kernel" } else { "node" },
+            routes_reason: &self.routes_reason,
+            notes: counts.kernel.map(notes),
+            now: Now {
+                folds: counts.folded,
+                ready: counts.starts.classes.iter().sum(),
+                places: self.pool.plan().slots(),
+                free: self.pool.free(0),
+                handover_bounds_us: HANDOVER_BOUNDS.map(|bound| bound as f64 / 1e3).to_vec(),
+                handover_counts: counts.handovers.classes.to_vec(),
+                handover_sum_us: counts.handovers.sum as f64 / 1e3,
             },
         }))
     }
@@ -244,9 +245,9 @@ pub fn kernel_routes() -> Result<(), Error> {
     routes(RouteRule::Kernel).map(drop)
 }
 
-/// The counts of the kernel program, as JSON.
-fn notes(count: Count) -> Value {
-    json!({ "routed": count.direct, "passed": count.passed, "bytes": count.bytes })
+/// The counts of the kernel program.
+fn notes(count: Count) -> Routed {
+    Routed { routed: count.direct, passed: count.passed, bytes: count.bytes }
 }
 
 fn split(rule: SplitRule) -> Split {
@@ -284,10 +285,10 @@ fn plane(workers: &WorkerOptions) -> DataPlane {
 }
 
 /// Median and 99th percentile of the latest times, in microseconds.
-fn times(all: &Handovers) -> Value {
+fn times(all: &Handovers) -> Percentiles {
     let mut last = all.last();
     last.sort_unstable();
-    json!({ "p50": percentile(&last, 50), "p99": percentile(&last, 99) })
+    Percentiles { p50: percentile(&last, 50), p99: percentile(&last, 99) }
 }
 
 /// The nearest-rank percentile of sorted nanoseconds, in microseconds; `None` for an empty list.

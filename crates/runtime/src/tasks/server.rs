@@ -5,7 +5,6 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use thalweg_arena::Arena;
 use thalweg_fold::{Accumulator, MAX_WEIGHT};
 use thalweg_proto as proto;
@@ -21,7 +20,7 @@ use super::store::{Kept, Store};
 use super::who;
 use crate::engine::{caller_timeout, goes_on, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
-use crate::star::transfer_json;
+use crate::star::{written, Transfer};
 use crate::{lock, registry, Error, Kind};
 
 /// Maximum number of members that a job may ever have.
@@ -361,9 +360,9 @@ fn task_reply(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
         None => (Vec::new(), 0.0, Arc::default()),
     };
     let arena = kept.map(|kept| kept.arena).or_else(|| folding::without_bytes(&layout).filter(|_| !folds));
-    let transfers = reply.transfers.iter().map(|way| transfer_json(way, StandIn::default(), &layout));
+    let transfers = reply.transfers.iter().map(|way| Transfer::new(way, StandIn::default(), &layout));
     TaskReply {
-        transfers: Value::Array(transfers.collect()).to_string(),
+        transfers: written(&transfers.collect::<Vec<_>>()),
         member: reply.member,
         state: reply.state,
         reason: reply.reason,
