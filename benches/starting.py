@@ -15,6 +15,7 @@ from benches.common import MIB, Figure, note
 from benches.rounds import counters, server
 from thalweg import _core
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import live
 
 KILLS: Final = 25
@@ -54,7 +55,7 @@ def starting() -> list[Figure]:
     return [_start(facts), _resume(facts["template"], lost["template"])]
 
 
-def _options(start: str) -> dict[str, Any]:
+def _options(start: str) -> CoreOptions:
     tree = {"workers": 1, "routes": "node", "start": start}
     return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))
 

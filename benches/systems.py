@@ -9,6 +9,7 @@ from typing import Any
 from benches.common import MIB, Figure, Spread, note, workers
 from benches.rounds import counters, server
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import live
 
 REPETITIONS = 7
@@ -26,7 +27,7 @@ def systems() -> list[Figure]:
     return [*_transfers(), _completion()]
 
 
-def _options(**tree: Any) -> dict[str, Any]:
+def _options(**tree: Any) -> CoreOptions:
     return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))
 
 

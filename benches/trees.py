@@ -11,6 +11,7 @@ from benches.rounds import counters, server
 from benches.waking import sleeper
 from thalweg import _core
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import live
 
 REPETITIONS: Final = 7
@@ -49,7 +50,7 @@ def _turns(size: int, routes: list[str]) -> tuple[dict[str, Spread], dict[str, A
     Wake-ups are measured, in seconds, during rounds of the server that folds by itself.
     """
     one_of = {f"one worker, {route}": _workers(1, route) for route in routes}
-    makers: dict[str, dict[str, Any]] = {"server": {}, **one_of, "two workers": _workers(2, routes[-1])}
+    makers: dict[str, CoreOptions] = {"server": {}, **one_of, "two workers": _workers(2, routes[-1])}
     servers = {name: server(size, CLIENTS, **options) for name, options in makers.items()}
     commands = [["thalweg", one.address, f"client-{n}", "1"] for one in servers.values() for n in range(CLIENTS)]
     seconds: dict[str, list[float]] = {name: [] for name in servers}
@@ -75,7 +76,7 @@ def _round(one: _core.Server, number: int) -> dict[str, Any]:
     return outcome
 
 
-def _workers(count: int, routes: str) -> dict[str, Any]:
+def _workers(count: int, routes: str) -> CoreOptions:
     tree = {"workers": count, "routes": routes}
     return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))
 

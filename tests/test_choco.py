@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.algorithms import choco
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RoundError
 from thalweg.graphs import mixing, schedule
 from thalweg.job.graph.iterations import iterate, turns_of
@@ -42,8 +43,8 @@ class Party:
     def __init__(self, arena: _core.Arena, target: Any, rate: Rate) -> None:
         self._values, self._target, self._rate = values_of(arena), target, rate
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        self._values += np.float32(self._rate(config["round"])) * (self._target - self._values)
+    def train(self, config: ReceivedConfig) -> tuple[int, dict[str, Any]]:
+        self._values += np.float32(self._rate(config.round)) * (self._target - self._values)
         return 1, {}
 
 
@@ -79,8 +80,8 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
         except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             failed.append(error)
 
-    def told(number: int) -> dict[str, int]:
-        return {"round": number}
+    def told(number: int) -> ReceivedConfig:
+        return ReceivedConfig({"round": number})
 
     for place, node in enumerate(nodes):
         around = plan.links.neighbours[place]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from thalweg import _core, algorithms, apps, wire
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
 from thalweg.job.common import server_reports
@@ -326,7 +327,7 @@ class Client:
         def note(text: str) -> None:
             _log.warning("%s: %s", self.name, text)
 
-        def make(config: Mapping[str, object], _arena: object) -> AppClient:
+        def make(config: ReceivedConfig, _arena: object) -> AppClient:
             data = self.data if self.data is not None else apps.client_data(self.app, apps.part_of(self.name, config))
             return AppClient(self.app, self._bound, data, note=note)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from thalweg import _core, apps, wire
 from thalweg.algorithms import choco
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import LinkError, PlanError, leaving
 from thalweg.job.graph.iterations import Turns, iterate
 from thalweg.job.graph.peer import peer_of_app
@@ -181,8 +182,8 @@ class Node:
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         last = self.number + rounds
 
-        def config(number: int) -> wire.Table:
-            return {"round": number, "rounds": last, "node": self.name, "seed": self.seed}
+        def config(number: int) -> ReceivedConfig:
+            return ReceivedConfig({"round": number, "rounds": last, "node": self.name, "seed": self.seed})
 
         for done in iterate(
             self._core,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from thalweg import apps
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import AppError, DataError, PlanError
 
 APP = """
@@ -153,7 +154,7 @@ class Hooks:
 
 
 def test_a_clients_data_follow_from_its_place() -> None:
-    config = {"names": ["a", "b"], "clients": 2, "seed": 7}
+    config = ReceivedConfig({"names": ["a", "b"], "clients": 2, "seed": 7})
     part = apps.part_of("b", config)
     assert apps.client_data(Hooks(), part) == {"name": "b", "index": 1, "clients": 2, "seed": 7}
     with pytest.raises(PlanError, match="which clients there are"):
@@ -164,7 +165,7 @@ def test_a_clients_data_follow_from_its_place() -> None:
     "change", [{"names": None}, {"clients": 0}, {"clients": "2"}, {"seed": -1}, {"seed": None}, {"names": "ab"}]
 )
 def test_a_server_that_does_not_say_who_there_is(change: dict[str, Any]) -> None:
-    assert apps.part_of("b", {"names": ["a", "b"], "clients": 2, "seed": 7, **change}) is None
+    assert apps.part_of("b", ReceivedConfig({"names": ["a", "b"], "clients": 2, "seed": 7, **change})) is None
 
 
 def test_data_may_have_no_place_and_no_hook() -> None:

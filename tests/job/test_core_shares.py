@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.job.common import core_shares
 from thalweg.job.common.core_shares import CHOSEN, CoreShare, ThreadLimited, limited
 
@@ -112,10 +113,10 @@ def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
     try:
         with CoreShare(tmp_path) as share:
             party_of_many = ThreadLimited(party, share.threads)
-            party_of_many.train({})
+            party_of_many.train(ReceivedConfig())
             with CoreShare(tmp_path):
-                party_of_many.train({})
-            party_of_many.train({})
+                party_of_many.train(ReceivedConfig())
+            party_of_many.train(ReceivedConfig())
     finally:
         torch.set_num_threads(before)
     assert party.seen == [8, 4, 8]
@@ -124,7 +125,7 @@ def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
 def test_threads_that_somebody_chose_are_not_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(threads: int | None) -> Any:
         with CoreShare(tmp_path) as share:
-            return limited(lambda _config, _arena: party, share, threads, print)({}, arena)
+            return limited(lambda _config, _arena: party, share, threads, print)(ReceivedConfig(), arena)
 
     party: Any = object()
     arena: Any = object()

@@ -19,6 +19,7 @@ from thalweg.job.tree.engines import Local, by_ray, engine_of, ray_actor, ray_dr
 from thalweg.job.tree.engines.ray_actor import NodeActor
 from thalweg.job.tree.order import NodeOrder
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.sections.trees import NodesSection
 from thalweg.transports.links import Trust
 
@@ -142,7 +143,7 @@ def test_a_machine_with_another_release_says_so() -> None:
 
 def test_a_node_that_cannot_join_has_last_words() -> None:
     url, listen = "tcp://127.0.0.1:1", "tcp://127.0.0.1:0"
-    options = {"transport": {}, "timeout": 0.1}
+    options: CoreOptions = {"transport": {}, "timeout": 0.1}
     order = NodeOrder(name="node-0", url=url, listen=listen, options=options, trust=Trust())
     said = json.loads(NodeActor(wire.encode(order), version("thalweg")).serve())
     assert "refused" in said["error"]["cause"]

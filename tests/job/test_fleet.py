@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import RoundError
 from thalweg.job.common.fleet import ClientOrder, Fleet, Orders, client_threads
 from thalweg.sections import TransportSection
@@ -17,7 +18,7 @@ NOBODY = "tcp://127.0.0.1:1"
 
 
 def orders(timeout: float) -> Orders:
-    config = {"round": 1, "model": "payload:4KB"}
+    config = ReceivedConfig({"round": 1, "model": "payload:4KB"})
     return Orders(NOBODY, {"timeout": timeout}, config, data_root=None, threads=1)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.record.lines import line
 from thalweg import _core, wire
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import MetricsError
 from thalweg.graphs import schedule
 from thalweg.job.common.parties import bytes_of
@@ -51,10 +52,10 @@ class Core:
 
 class Party:
     def __init__(self, arena: _core.Arena, metrics: dict[str, Any] | None = None) -> None:
-        self.told: list[Mapping[str, Any]] = []
+        self.told: list[ReceivedConfig] = []
         self._arena, self._metrics = arena, {"loss": 0.5} if metrics is None else metrics
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    def train(self, config: ReceivedConfig) -> tuple[int, dict[str, Any]]:
         self.told.append(config)
         np.asarray(self._arena).view(np.float32)[:] += 1
         return 7, self._metrics
@@ -67,7 +68,12 @@ def run(
     core, party = Core(arena, skips), Party(arena, metrics)
     peer = Peer(arena, party, lambda: {"accuracy": float(bytes_of(arena).cast("f")[0])}, parameters=16, seed=1)
     done = iterate(
-        core, peer, turns, rounds, config=lambda number: {"round": number}, tests=lambda number: number % 2 == 0
+        core,
+        peer,
+        turns,
+        rounds,
+        config=lambda number: ReceivedConfig({"round": number}),
+        tests=lambda number: number % 2 == 0,
     )
     return core, party, list(done)
 
@@ -82,7 +88,7 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
         ("ready", 2),
         ("wait", 2),
     ]
-    assert party.told == [{"round": 1}, {"round": 2}]
+    assert party.told == [ReceivedConfig({"round": 1}), ReceivedConfig({"round": 2})]
     # Training adds 1 and mixing doubles: 0 + 1 becomes 2, and 2 + 1 becomes 6.
     np.testing.assert_allclose(first.after, 2 * first.before)
     np.testing.assert_allclose(np.abs(second.after[:16]), 6)
@@ -96,7 +102,7 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
 def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
     core, party, done = run(6, Turns([{"node-2": 0.25}]), skips={2: 5})
     assert [one.number for one in done] == [1, 5, 6]
-    assert [told["round"] for told in party.told] == [1, 2, 6]
+    assert [told.round for told in party.told] == [1, 2, 6]
     assert ("wait", 5) in core.said
     assert done[1].line(0).skipped == 1
 

@@ -20,6 +20,7 @@ from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.root import Tree
+from thalweg.plan.options import CoreOptions
 from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
 
@@ -128,7 +129,7 @@ def take_part(url: str, name: str) -> None:
 @contextmanager
 def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
     """Run a tree of an honest node and a lying one, each with its clients."""
-    told = {
+    told: Any = {
         "precision": "exact",
         "transport": {},
         "seed": 0,
@@ -137,7 +138,7 @@ def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: b
         "job": JOB,
         "expected": 3,
     }
-    own = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
+    own: CoreOptions = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
     model = _core.Arena(layout())
     made = Job(Tree(model, URL, 2 if come else Placed(HOMES, []), told, own, top=top), model)
 
@@ -390,8 +391,8 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
         if any("cannot be a node" in note for note in looked):
             raise KeyboardInterrupt
 
-    own = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
-    told = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
+    own: CoreOptions = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
+    told: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
     made = Tree(_core.Arena(layout()), URL, 1, told, own, top="dedicated")
     node = make(order(made.address, "liar"))
 
@@ -418,7 +419,7 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
 
 @pytest.mark.parametrize(("role", "name"), [("client", "liar"), ("task-member", "liar"), ("client", "a")])
 def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
-    own = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
+    own: CoreOptions = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
     with_tree = Tree(_core.Arena(layout()), URL, 1, {"transport": {}, "expected": 1}, own, top="dedicated")
     try:
         options = {"token": token(role, name), "tree": True, "timeout": 5.0}
@@ -434,7 +435,7 @@ def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
 
 
 def test_the_name_of_a_connected_node_is_not_given_to_another_holder() -> None:
-    own = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
+    own: CoreOptions = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
     server = _core.TaskServer(URL, json.dumps(own))
     try:
         first = _core.TaskClient(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import pytest
 
 from thalweg import _core
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import MetricsError
+from thalweg.job.common.parties import ClientParty, Metrics
 from thalweg.job.star.participant import Submission, take_part
 
 # Seconds after which a hanging test fails.
@@ -43,11 +44,11 @@ class Script:
 
 
 class Party:
-    def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        return 10 * int(config["round"]), {"loss": 0.5}
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
+        return 10 * config.round, {"loss": 0.5}
 
-    def evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"accuracy": 0.25, "other": "words"} if config["round"] == 2 else {}
+    def evaluation(self, config: ReceivedConfig) -> Metrics:
+        return {"accuracy": 0.25, "other": "words"} if config.round == 2 else {}
 
 
 def refusal(kind: str) -> _core.CoreError:
@@ -60,8 +61,8 @@ def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script
     script = Script(answers)
     made: list[object] = []
 
-    def make(config: Mapping[str, Any], arena: object) -> Party:
-        made.append((config["round"], arena))
+    def make(config: ReceivedConfig, arena: object) -> ClientParty:
+        made.append((config.round, arena))
         return Party()
 
     rounds = take_part(cast("_core.Client", script), make, notes.append)
@@ -111,12 +112,12 @@ def test_a_client_ends_with_a_job_that_ended_while_it_trained() -> None:
     rounds: list[Submission] = []
 
     class Slow(Party):
-        def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
             training.set()
             assert over.wait(LIMIT)
             return 1, {}
 
-        def evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        def evaluation(self, config: ReceivedConfig) -> Metrics:
             return {}
 
     def take() -> None:

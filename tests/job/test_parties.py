@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from thalweg import _core
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
 from thalweg.job.common.parties import Described, Payload, bytes_of, round_config, server_party
 from thalweg.models import PayloadSpec
@@ -37,8 +38,8 @@ def test_a_payload_plan_has_a_payload_on_both_sides() -> None:
     assert (party.parameters, len(party.arena), party.evaluate()) == (1000, 4000, {})
     config = round_config(plan, 7, ["a"]).table()
     assert config == {"round": 7, "model": "payload:4KB"}
-    client = Described("a", data_root=None, threads=None)(config, party.arena)
-    assert client.train(config) == (1, {})
+    client = Described("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
+    assert client.train(ReceivedConfig(config)) == (1, {})
 
 
 def test_a_payload_may_take_its_time() -> None:
@@ -46,13 +47,13 @@ def test_a_payload_may_take_its_time() -> None:
     config = round_config(plan, 1, ["a"]).table()
     assert config["training"] == {"compute": 0.02, "compute_load": "none"}
     party = server_party(plan)
-    client = Described("a", data_root=None, threads=None)(config, party.arena)
+    client = Described("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
     before, started = bytes(bytes_of(party.arena)), time.monotonic()
-    assert client.train(config) == (1, {})
+    assert client.train(ReceivedConfig(config)) == (1, {})
     assert time.monotonic() - started >= 0.02
     assert bytes(bytes_of(party.arena)) == before
     used = time.thread_time()
-    client.train({**config, "training": {"compute": 0.02, "compute_load": "cpu"}})
+    client.train(ReceivedConfig({**config, "training": {"compute": 0.02, "compute_load": "cpu"}}))
     assert time.thread_time() - used >= 0.02
 
 
@@ -60,12 +61,12 @@ def test_a_payload_may_take_its_time() -> None:
 def test_a_computation_that_means_nothing_is_refused(said: dict[str, Any]) -> None:
     party = Payload.of(PayloadSpec({"payload": 64}, "F32"), 0)
     with pytest.raises(PlanError, match="the server says compute"):
-        party.train({"training": said})
+        party.train(ReceivedConfig({"training": said}))
 
 
 def test_what_the_server_says_is_enough_to_train() -> None:
     plan = Plan.of(DIGITS)
-    config = round_config(plan, 1, ["a", "b"]).table()
+    config = ReceivedConfig(round_config(plan, 1, ["a", "b"]).table())
     server = server_party(plan)
     arena = _core.Arena(server.arena.layout)
     bytes_of(arena)[:] = bytes_of(server.arena)
@@ -91,7 +92,7 @@ def test_what_the_server_says_is_enough_to_train() -> None:
 def test_what_the_server_says_is_checked(change: dict[str, Any], words: str) -> None:
     config = {**round_config(Plan.of(DIGITS), 1, ["a", "b"]).table(), **change}
     with pytest.raises(PlanError, match=words):
-        Described("a", data_root=None, threads=None).prepare(config)
+        Described("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
 
 
 def test_a_server_does_not_choose_the_folders_of_clients() -> None:

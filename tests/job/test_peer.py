@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.job.common.parties import bytes_of, round_config
 from thalweg.job.graph.peer import peer_of
 from thalweg.plan import Plan
@@ -19,8 +20,9 @@ def test_nodes_begin_with_the_same_model_and_train_on_their_own_data() -> None:
     one, other = peer_of(plan, "node-1"), peer_of(plan, "node-3")
     assert one.checksum() == other.checksum()
     np.testing.assert_array_equal(one.sketch(), other.sketch())
-    samples, _ = one.train(round_config(plan, 1, plan.members).table())
-    other.train(round_config(plan, 1, plan.members).table())
+    config = ReceivedConfig(round_config(plan, 1, plan.members).table())
+    samples, _ = one.train(config)
+    other.train(config)
     assert samples > 400
     assert len({peer.checksum() for peer in (one, other, peer_of(plan, "node-2"))}) == 3
     assert 0 <= cast("float", one.evaluate()["accuracy"]) <= 1
@@ -38,6 +40,6 @@ def test_a_payload_is_moved_and_not_evaluated() -> None:
     plan = Plan.of({"job": {"graph": "ring"}, "model": {"name": "payload:4KiB"}})
     peer = peer_of(plan, "node-2")
     assert len(bytes_of(peer.arena)) == 4096
-    assert peer.train({}) == (1, {})
+    assert peer.train(ReceivedConfig()) == (1, {})
     assert peer.evaluate() == {}
     assert np.linalg.norm(peer.sketch()) > 0

@@ -25,7 +25,7 @@ from thalweg.record import RunRecord
 from thalweg.record.rows import Link, Party
 
 NAMES = ["client-1", "client-2"]
-LAYERS = {"rate": 1}
+LAYERS: Any = {"rate": 1}
 HOSTS = {
     name: Host(namespace=f"/proc/1/fd/{number}", ipv4=f"10.77.0.{number}", ipv6=f"fd77::{number}")
     for number, name in enumerate(("server", *NAMES), 1)

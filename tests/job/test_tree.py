@@ -23,6 +23,7 @@ from thalweg.job.tree.local_nodes import Orders
 from thalweg.job.tree.root import Tree
 from thalweg.job.tree.tops import Node, Received, Top
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
 from thalweg.trees.merging import Mean, Part
@@ -143,7 +144,7 @@ def job(
 ) -> Iterator[Job]:
     """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have."""
     model = _core.Arena(layout())
-    told = {
+    told: Any = {
         "precision": "exact",
         "transport": {},
         "seed": 0,
@@ -151,7 +152,7 @@ def job(
         "grace": 0.5,
         **options,
     }
-    own = {"token": TOKEN, "grace": told["grace"], "transport": {}, "tree": True}
+    own: CoreOptions = {"token": TOKEN, "grace": told["grace"], "transport": {}, "tree": True}
     tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top, choose=choose)
     trust = Trust(token=TOKEN)
     with session(Plan.of({}), CLIENTS, print) as network:
@@ -438,8 +439,8 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
 
 
 def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
-    own = {"token": TOKEN, "grace": 0.2, "transport": {}, "tree": True}
+    told: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
+    own: CoreOptions = {"token": TOKEN, "grace": 0.2, "transport": {}, "tree": True}
     tree = Tree(_core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), told, own, top="dedicated")
 
     def there(_seconds: float) -> bool:

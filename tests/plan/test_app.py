@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from thalweg.advise.condition import condition_of
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.errors import ModelError, PlanError, ThalwegError
 from thalweg.job.common.parties import Described, round_config
@@ -78,7 +79,7 @@ def test_clients_hear_which_app_it_is_and_load_none_because_of_it() -> None:
         "round": 2, "rounds": 5, "clients": 4, "names": ["a", "b"], "seed": 4, "tensors": ["head.*"], "app": OPTIONS,
     }  # fmt: skip
     with pytest.raises(PlanError, match="trains an app of its own, 'my_app:App'") as caught:
-        Described("a", data_root=None, threads=None).prepare(config)
+        Described("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
     assert "--app" in caught.value.hint
 
 

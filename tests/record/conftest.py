@@ -28,7 +28,7 @@ def plan(tmp_path: Path) -> Plan:
 @pytest.fixture
 def record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunRecord]:
     monkeypatch.setattr(machine, "build", lambda: {"version": "0", "commit": "c"})
-    record = RunRecord.create(plan, {"transport": {"address": "tcp://127.0.0.1:1"}})
+    record = RunRecord.create(plan, {"address": "tcp://127.0.0.1:1"})
     yield record
     record.close()
 

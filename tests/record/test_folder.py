@@ -37,7 +37,7 @@ def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
     assert again.plan == plan
     assert [e["round"] for e in again.entries] == [1, 2]
     assert again.manifest["status"] == "complete"
-    assert again.manifest["transport"] == {"address": "tcp://127.0.0.1:1"}
+    assert again.manifest["address"] == "tcp://127.0.0.1:1"
     assert "all is well" in record.log_path.read_text()
     assert record.path.name.split("-")[2:4] == ["vgg5", "tcp"]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ import pytest
 from tests.baselines import NEEDED
 from thalweg import _core, wire
 from thalweg.plan import Plan
+from thalweg.plan.options import CoreOptions
 from thalweg.sections import SecuritySection
 from thalweg.transports.links import local_trust
 from thalweg.trees import live
@@ -166,7 +168,7 @@ def kill_the_first() -> None:
         os.close(end)
 
 
-def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
+def job(workers: Mapping[str, object], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
     """Run a job; return the last model and the workers' report."""
     own, member = (
         {"token": trust.token, "transport": {"tls": trust.tls}}
@@ -203,7 +205,7 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
     return bytes(np.asarray(arena)), None if text is None else json.loads(text)
 
 
-def told(count: int, split: str, **tree: Any) -> dict[str, Any]:
+def told(count: int, split: str, **tree: Any) -> CoreOptions:
     # The plan's number of leaves, which does not depend on the number of updates.
     fixed = {"scaling": "fixed"} if split == "clients" else {}
     plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **fixed, **tree}})

@@ -18,8 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
+from typing_extensions import NotRequired
+
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import AppError, PlanError, ThalwegError
 from thalweg.wire import Table
 
@@ -80,7 +83,16 @@ def name_of(app: Any) -> str:
     return f"{place}:{kind.__qualname__}"
 
 
-def facts(text: str, options: Table | None) -> Table:
+class AppFacts(TypedDict):
+    """What the manifest says of an app. Of the app of a ``thalweg.Server`` it has the first and the last key alone."""
+
+    object: str
+    options: NotRequired[Mapping[str, object]]
+    sha256: NotRequired[str | None]
+    file: str | None
+
+
+def facts(text: str, options: Table | None) -> AppFacts:
     """Return the facts about a loaded app for the record: its name and options, its file, and the hash of that file."""
     place = text.rpartition(":")[0]
     name = Path(place).stem if place.endswith(".py") else place
@@ -90,17 +102,18 @@ def facts(text: str, options: Table | None) -> Table:
     return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
 
 
-def changed(before: object, now: Table) -> str | None:
+def changed(before: object, now: AppFacts) -> str | None:
     """Return a warning if an app's file has changed since its record was made; None if not, or if it is unknown."""
     kept = before.get("sha256") if isinstance(before, Mapping) else None
-    if kept is None or now["sha256"] is None or kept == now["sha256"]:
+    digest = now.get("sha256")
+    if kept is None or digest is None or kept == digest:
         return None
     return f"{now['file']} has changed since this run began: its next rounds are of another app"
 
 
-def part_of(name: str, config: Table) -> Part | None:
+def part_of(name: str, config: ReceivedConfig) -> Part | None:
     """Return the place of client ``name`` from the config that the server sends with a round; None if it lacks that."""
-    names, clients, seed = config.get("names"), config.get("clients"), config.get("seed")
+    names, clients, seed = (config.values.get(key) for key in ("names", "clients", "seed"))
     if not (isinstance(names, list) and isinstance(clients, int) and isinstance(seed, int) and clients > 0 <= seed):
         return None
     return Part(name, place_of(name, names, clients), clients, seed)

@@ -177,7 +177,7 @@ def data(
         emit(
             {
                 "folder": str(to),
-                "datasets": [one.facts() for one in made],
+                "datasets": made,
                 "unclear": [one.where for one in unclear],
                 "environment": ENVIRONMENT,
             }

@@ -12,8 +12,7 @@ from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from thalweg.job.tree.calibration import Calibration
-    from thalweg.report.replay import Replayed
-    from thalweg.trees import Head, NodeTree, SimulatedRound
+    from thalweg.trees import Head, NodeTree, Replayed, SimulatedRound
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees without running them.")
 PlanFile: TypeAlias = Annotated[

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
+from typing_extensions import NotRequired
 
 from thalweg import machine
 from thalweg.apps import seed_all
@@ -24,6 +25,7 @@ from thalweg.flower import compat, records
 from thalweg.flower.app import Config, ConfigValue
 from thalweg.flower.fold import Slots
 from thalweg.flower.records import HeadError
+from thalweg.outcome.core import ClientUsage
 from thalweg.tasks import Given, TaskClient, Tensors
 from thalweg.tensors.watching import Note, ignore
 from thalweg.wire import Table
@@ -91,13 +93,23 @@ class Apps:
             return reply, time.perf_counter() - started
 
 
+class ReplyHead(TypedDict):
+    """The head of a reply: when the app made it, its time to live in seconds, and an error or the encoded records."""
+
+    created: float
+    ttl: float
+    usage: dict[str, object]
+    error: NotRequired[tuple[int, str | None]]
+    records: NotRequired[object]
+
+
 @dataclass
 class _Kept:
     """The last reply, which the server may fetch: the group of its message, and the rest of its head."""
 
     group: str
     reply: Message
-    head: Table
+    head: ReplyHead
 
 
 class Node:
@@ -144,15 +156,11 @@ class Node:
         reply, seconds = self._apps.run(message, self._context, seeds)
         if reply.has_error():
             self._note(f"{message.metadata.message_type}: {reply.error.reason}")
-        usage = {
-            "train_seconds": seconds,
-            "cpu_seconds": machine.cpu_seconds(),
-            "peak_rss_bytes": machine.peak_rss_bytes(),
-        }
+        usage = ClientUsage(seconds, machine.cpu_seconds(), machine.peak_rss_bytes())
         self._send(task, head, reply, usage, slots)
 
-    def _send(self, task: Given, head: Table, reply: Message, usage: Table, slots: Slots | None) -> None:
-        own: Table = {"created": reply.metadata.created_at, "ttl": reply.metadata.ttl, "usage": usage}
+    def _send(self, task: Given, head: Table, reply: Message, usage: ClientUsage, slots: Slots | None) -> None:
+        own: ReplyHead = {"created": reply.metadata.created_at, "ttl": reply.metadata.ttl, "usage": usage.table()}
         if head.get("fold") is None:
             task.answer(*_whole(reply, own))
             return
@@ -210,10 +218,10 @@ def _typed(value: Any, *kinds: type[Any]) -> Any:
     return value
 
 
-def _whole(reply: Message, own: Table) -> tuple[Table, Tensors | None]:
+def _whole(reply: Message, own: ReplyHead) -> tuple[ReplyHead, Tensors | None]:
     """Return the head and the tensors of a reply that is sent whole, not folded. ``own`` are keys of the head."""
     if reply.has_error():
-        return {**own, "error": [int(reply.error.code), reply.error.reason]}, None
+        return {**own, "error": (int(reply.error.code), reply.error.reason)}, None
     packed = records.pack(reply.content)
     tensors = packed.tensors()
     return {**own, "records": packed.records}, Tensors(tensors) if tensors else None

@@ -26,7 +26,6 @@ from thalweg.data.dataset import SIDE, Dataset
 from thalweg.data.files import packaged, read_bounded
 from thalweg.errors import DataError, PlanError
 from thalweg.flower.dataset_calls import DatasetCall, dataset_calls
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,9 +102,6 @@ class Made:
     substitute: bool = False
     reason: str | None = None
     hint: str | None = None
-
-    def facts(self) -> Table:
-        return {**vars(self), "where": list(self.where), "rows": None if self.rows is None else dict(self.rows)}
 
 
 def prepare(

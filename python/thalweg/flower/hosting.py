@@ -19,6 +19,7 @@ from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome.core import Participant
 from thalweg.plan.bound import Bound
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord
 from thalweg.transports import registry
 from thalweg.ui.progress import round_line
@@ -226,10 +227,10 @@ class Hosting:
 
 
 @contextmanager
-def recorded(plan: Plan, server: TaskServer, facts: Table, progress: Progress, *, tls: bool) -> Iterator[RunRecord]:
+def recorded(plan: Plan, server: TaskServer, facts: RunFacts, progress: Progress, *, tls: bool) -> Iterator[RunRecord]:
     """Open the record of a run; when the block ends, record how the run ended. Raises RecordError."""
     bound = Bound("not known for a Flower app, whose messages may be of any size")
-    manifest = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
+    manifest: RunFacts = {"address": server.address, "tls": tls, "bound": bound, "flower": flower.require(), **facts}
     manifest |= {"resent": None}
     record = RunRecord.create(plan, manifest)
     progress.note(f"record: {record.path}")

@@ -13,7 +13,6 @@ from thalweg.flower.fold import Loop
 from thalweg.flower.judging import Judge
 from thalweg.outcome import Transfer
 from thalweg.tasks import Reply, Task
-from thalweg.wire import Table
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Arrival:
     message: Message
     reply: Reply
     #: The node's own report of what its process used. Nobody has checked it.
-    usage: Table
+    usage: object
     #: Its transfers, down and up, as in docs/reference/outcome.md.
     transfers: Sequence[Transfer]
 

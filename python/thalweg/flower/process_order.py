@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from thalweg.job.common.messages import Line, Order
-from thalweg.wire import Table
+
+if TYPE_CHECKING:
+    from thalweg.plan.options import CoreOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +17,7 @@ class NodeSettings:
     """A node's name, its options for the core, and the configuration that its ClientApp gets."""
 
     name: str
-    options: Table
+    options: CoreOptions
     config: Mapping[str, int]
 
 

@@ -19,7 +19,6 @@ from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABL
 from thalweg.outcome import Entry, Participant, Transfer
 from thalweg.outcome.core import Outcome
 from thalweg.record import entry
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.flower.fold import Loop, Numbers
@@ -57,7 +56,7 @@ class _Answer:
     state: str
     reason: str | None
     numbers: Mapping[str, float]
-    usage: Table
+    usage: object
     #: Share of its arrays that counts, 0 to 1; 0 for an error.
     coverage: float = 0.0
 
@@ -323,7 +322,7 @@ def means(answers: Sequence[_Answer]) -> dict[str, float]:
     return {name: total / share for name, (total, share) in sums.items() if share}
 
 
-def _first(numbers: Table, names: Sequence[str]) -> float | None:
+def _first(numbers: Mapping[str, object], names: Sequence[str]) -> float | None:
     found = (numbers.get(name) for name in names)
     return next((one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool)), None)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import _core, apps, machine
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common.broker import Attached, attached
 from thalweg.job.common.fleet import END_SECONDS, ClientOrder, Fleet, Orders, client_threads, take_orders
@@ -132,7 +133,7 @@ def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_
     return Orders(
         url=host.server.address,
         options=client_options(plan, trust, seed=plan.job.seed, emulate=network.layers) | engines.client_options(plan),
-        config=round_config(plan, host.first, names).table(),
+        config=ReceivedConfig(round_config(plan, host.first, names).table()),
         data_root=plan.data.root,
         threads=threads,
         seed=plan.job.seed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from thalweg import wire
@@ -46,10 +46,6 @@ class Bound:
         if self.link_bits_per_second is not None:
             return total * 8 / max(1, links_used) / self.link_bits_per_second
         return None if self.total_bytes_per_second is None else total / self.total_bytes_per_second
-
-    def facts(self) -> wire.Table:
-        """Return the bound for the manifest."""
-        return asdict(self)
 
 
 def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) -> Bound:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from thalweg.errors import PlanError
 from thalweg.network import message, nodes, spec
 from thalweg.plan.on_trees import has_nodes, nodes_of
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -35,7 +34,7 @@ def _nodes_of(plan: Plan, homes: Mapping[str, str] | None) -> nodes.Nodes | None
     return nodes.Nodes(found, plan.nodes.link, plan.nodes.client_link)
 
 
-def message_layers(plan: Plan) -> Table:
+def message_layers(plan: Plan) -> message.EmulateLayer:
     """Return the core's layer for a plan's network at message level. Raises PlanError for what only packets show."""
     if plan.network is not None:
         message.check(plan.network)

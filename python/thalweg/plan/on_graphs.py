@@ -8,7 +8,7 @@ from thalweg import algorithms, graphs
 from thalweg.algorithms import choco
 from thalweg.errors import PlanError
 from thalweg.graphs import making, mixing
-from thalweg.wire import Table
+from thalweg.plan.run_facts import RunFacts
 
 if TYPE_CHECKING:
     from thalweg.graphs import Schedule
@@ -89,7 +89,7 @@ def graph_line(plan: Plan, schedule: Schedule) -> str:
     return ", ".join([*words, *([] if gamma is None else [f"gamma {gamma:.3g}"])])
 
 
-def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> Table:
+def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> RunFacts:
     """Return the facts about a job on a graph for the record's manifest."""
     return {
         "address": address,

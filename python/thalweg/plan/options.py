@@ -6,13 +6,15 @@ The mark ``thalweg.sections.marks.Core`` at a key names the option that the key 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from pydantic import BaseModel
 
 from thalweg import graphs
+from thalweg.network.message import EmulateLayer
 from thalweg.sections.marks import keys
 from thalweg.transports.links import Trust, login
 from thalweg.wire import Table
@@ -36,11 +38,26 @@ MIXING: Final[Mapping[str, str]] = {
 REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 
+@dataclass(frozen=True)
+class WorkersOptions:
+    """The core's options of a node's workers. ``autoscaler`` is given if scaling follows the load as in Knative."""
+
+    count: int
+    split: str
+    data_plane: str
+    side_process: bool
+    start: str
+    autoscaler: Mapping[str, object] | None
+    routes: str
+    timing: str
+    command: Sequence[str]
+
+
 class CoreOptions(TypedDict, total=False):
     """Options of the core's servers, clients and nodes. The core refuses any other, and those of another end."""
 
-    transport: dict[str, object]
-    layers: dict[str, object]
+    transport: Mapping[str, object]
+    layers: Mapping[str, object]
     repair: Table
     issuer: str
     token: str | None
@@ -65,10 +82,16 @@ class CoreOptions(TypedDict, total=False):
     share: str
     plan: str
     graph: str
-    start: str
+    start: str | None
+    timeout: float
+    tree: bool
+    sums: bool
+    workers: WorkersOptions
+    memory: int
+    max_result: int
 
 
-def server_options(plan: Plan, trust: Trust, emulate: Table | None = None) -> CoreOptions:
+def server_options(plan: Plan, trust: Trust, emulate: EmulateLayer | None = None) -> CoreOptions:
     """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
 
     ``emulate`` is a layer that emulates a network's links.
@@ -80,14 +103,18 @@ def server_options(plan: Plan, trust: Trust, emulate: Table | None = None) -> Co
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
-def task_options(plan: Plan, trust: Trust, emulate: Table | None = None) -> CoreOptions:
+def chosen(options: CoreOptions, names: Collection[str]) -> CoreOptions:
+    """Return those of the options that ``names`` has."""
+    return cast("CoreOptions", {name: value for name, value in options.items() if name in names})
+
+
+def task_options(plan: Plan, trust: Trust, emulate: EmulateLayer | None = None) -> CoreOptions:
     """Return the core's options of a task server. The arguments are as for ``server_options``."""
-    options = server_options(plan, trust, emulate)
-    return cast("CoreOptions", {name: value for name, value in options.items() if name in OF_TASKS})
+    return chosen(server_options(plan, trust, emulate), OF_TASKS)
 
 
 def client_options(
-    plan: Plan, trust: Trust, *, seed: int, emulate: Table | None = None, congestion: str | None = None
+    plan: Plan, trust: Trust, *, seed: int, emulate: EmulateLayer | None = None, congestion: str | None = None
 ) -> CoreOptions:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``.
 
@@ -104,7 +131,7 @@ def node_options(
     number: int,
     job: int,
     digests: Mapping[str, str],
-    emulate: Table | None = None,
+    emulate: EmulateLayer | None = None,
 ) -> CoreOptions:
     """Return the core's options of a node of a graph.
 
@@ -136,7 +163,7 @@ def mixing_of(plan: Plan) -> str:
 
 
 def _options(
-    plan: Plan, trust: Trust, emulate: Table | None, *, client: bool, congestion: str | None = None
+    plan: Plan, trust: Trust, emulate: EmulateLayer | None, *, client: bool, congestion: str | None = None
 ) -> dict[str, object]:
     """Return the options of one end from the keys that have a value, and from ``trust``."""
     transport: dict[str, object] = {}

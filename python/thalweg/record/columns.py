@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-# A row of a table.
+# A row of a table, or a line of JSON that becomes one: values by the names of its columns (``record.rows``). A value
+# that is missing is null in the table; other keys are left out.
 Row: TypeAlias = dict[str, Any]
 
 

@@ -39,6 +39,7 @@ from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried, within
 from thalweg.outcome import Entry
 from thalweg.plan import Plan
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record import checkpoint, of_nodes, reading, stores, tables
 from thalweg.record import samples as queues
 from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
@@ -133,7 +134,7 @@ class RunRecord(Record):
         self._count: Callable[[Entry], None] | None = None
 
     @classmethod
-    def create(cls, plan: Plan, facts: wire.Table) -> RunRecord:
+    def create(cls, plan: Plan, facts: RunFacts) -> RunRecord:
         """Make the folder of a new run. ``facts`` are added to the manifest. Raises RecordError."""
         path = Path(plan.record.folder) / _folder_name(plan)
         store = _store(plan, path)

@@ -15,7 +15,9 @@ from typing import Final, TypedDict, cast
 from thalweg import _core, trees, wire
 from thalweg.errors import RecordError
 from thalweg.outcome import Entry, Fold, completion_seconds
+from thalweg.plan.systems import Switches
 from thalweg.record import Record
+from thalweg.trees import Costs, Replayed
 
 # A simulated time counts as correct if it differs from the live one by at most this fraction.
 MARGIN: Final = 0.15
@@ -40,13 +42,6 @@ class Work(TypedDict):
     workers: int
 
 
-class Switches(TypedDict):
-    """The system's switches that decide what an update costs."""
-
-    data_plane: str
-    reuse: bool
-
-
 class Config(TypedDict):
     """The settings of the control plane that decide what an update costs."""
 
@@ -60,34 +55,6 @@ class Scenario(TypedDict):
     clients: int
     switches: Switches
     config: Config
-
-
-class Costs(TypedDict):
-    """The simulator's costs: rates in bytes a second, and ``hand_over`` in seconds."""
-
-    fold: int
-    sums: int
-    hand_over: float
-    socket: int
-    broker: int
-    side: int
-    finish: int
-
-
-class Replayed(TypedDict):
-    """A run's completion time and the simulator's, in seconds; ``costs_of`` is the record that the costs are from."""
-
-    record: str
-    system: str
-    split: str
-    updates: int
-    update_bytes: int
-    live_seconds: float
-    simulated_seconds: float
-    off: float
-    met: bool
-    costs: Costs
-    costs_of: str
 
 
 def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:

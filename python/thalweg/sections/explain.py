@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 
 from thalweg.errors import PlanError
 from thalweg.ui.units import UnexpectedValueError
-from thalweg.wire import Table
 
 # A plan with more wrong keys than this is another kind of file.
 MOST_NAMED: Final = 20
@@ -134,7 +133,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _expected(finding: ErrorDetails) -> str:
-    context: Table = finding.get("ctx", {})
+    context = finding.get("ctx", {})
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "a multiple of"}
     for bound, words in bounds.items():
         if bound in context:

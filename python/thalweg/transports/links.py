@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from thalweg import wire
 from thalweg.errors import LinkError
@@ -64,6 +64,13 @@ class Login:
     password: str = field(repr=False)
 
 
+class Tokens(TypedDict, total=False):
+    """The core's options that say how a server checks tokens."""
+
+    token: str
+    issuer: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trust:
     """What one end of a link shows the other, and what it demands.
@@ -90,10 +97,10 @@ class Trust:
         return wire.sparse(self)
 
     @property
-    def tokens(self) -> dict[str, str]:
-        """The core's options that say how a server checks tokens: ``token`` and ``issuer``, each if it is known."""
-        found = {"token": self.token, "issuer": self.issuer}
-        return {name: value for name, value in found.items() if value is not None}
+    def tokens(self) -> Tokens:
+        """The core's options that say how a server checks tokens."""
+        found: Tokens = {} if self.token is None else {"token": self.token}
+        return found if self.issuer is None else {**found, "issuer": self.issuer}
 
 
 def is_local(url: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from thalweg import _core, models, wire
 from thalweg.errors import PlanError
-from thalweg.plan.systems import split, switches
+from thalweg.plan.systems import Switches, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.wire import Table
@@ -20,6 +20,36 @@ __all__ = ["placed", "planned", "scenario", "simulated"]
 
 # One update in the control plane's unit, thousandths of an update: it decides in integers.
 UPDATE: Final = 1000
+
+
+class Costs(TypedDict, total=False):
+    """The simulator's costs: rates in bytes a second, and in seconds ``hand_over`` and the starts of workers."""
+
+    fold: int
+    sums: int
+    hand_over: float
+    socket: int
+    broker: int
+    side: int
+    warm_start: float
+    cold_start: float
+    finish: int
+
+
+class Replayed(TypedDict):
+    """A run's completion time and the simulator's, in seconds; ``costs_of`` is the record that the costs are from."""
+
+    record: str
+    system: str
+    split: str
+    updates: int
+    update_bytes: int
+    live_seconds: float
+    simulated_seconds: float
+    off: float
+    met: bool
+    costs: Costs
+    costs_of: str
 
 
 @dataclass(frozen=True)
@@ -66,8 +96,8 @@ class Scenario:
     spread: float | None
     seed: int
     config: Policies
-    switches: Table
-    costs: Table | None = None
+    switches: Switches
+    costs: Costs | None = None
     autoscaler: Table | None = None
     arrivals: Sequence[float] | None = None
 
@@ -144,7 +174,7 @@ class Head:
     nodes: int
     clients: int
     goal: int | None
-    switches: Table
+    switches: Switches
     config: Policies
 
 
@@ -185,7 +215,7 @@ class Simulated(Head):
 
     simulated: Literal[True]
     accepted: bool
-    met: Sequence[Table]
+    met: Sequence[Replayed]
     rounds: Sequence[SimulatedRound]
 
 
@@ -227,7 +257,7 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
             history=round(tree.history * 1000),
         ),
         switches=switches(tree),
-        costs=None if tree.costs is None else tree.costs.model_dump(exclude_none=True),
+        costs=None if tree.costs is None else cast("Costs", tree.costs.model_dump(exclude_none=True)),
         autoscaler=None if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True),
     )
 
@@ -251,7 +281,7 @@ def planned(plan: Plan) -> Planned:
     )
 
 
-def simulated(plan: Plan, met: Sequence[Table] = ()) -> Simulated:
+def simulated(plan: Plan, met: Sequence[Replayed] = ()) -> Simulated:
     """Return the result of each round in virtual time.
 
     ``met`` are comparisons of live runs with the simulator (``report.replay``). The simulated times count as accepted
@@ -261,7 +291,7 @@ def simulated(plan: Plan, met: Sequence[Table] = ()) -> Simulated:
     made = scenario(plan)
     alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), made.config.split)]
     if alike:
-        made = replace(made, costs={**wire.part(alike[-1], "costs"), **(made.costs or {})})
+        made = replace(made, costs={**alike[-1]["costs"], **(made.costs or {})})
     rounds = wire.decode(list[SimulatedRound], _core.tree_simulate(wire.encode(made)))
     accepted = bool(alike) and all(one["met"] for one in met)
     return Simulated(**vars(_head(plan, made)), simulated=True, accepted=accepted, met=list(met), rounds=rounds)

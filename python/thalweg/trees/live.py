@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
+from thalweg.plan.options import CoreOptions, WorkersOptions
 from thalweg.plan.systems import data_plane, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
@@ -90,22 +91,7 @@ def command() -> list[str]:
     return [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
 
 
-@dataclass(frozen=True)
-class WorkersOptions:
-    """The core's options of a node's workers. ``autoscaler`` is given if scaling follows the load as in Knative."""
-
-    count: int
-    split: str
-    data_plane: str
-    side_process: bool
-    start: str
-    autoscaler: Mapping[str, object] | None
-    routes: str
-    timing: str
-    command: Sequence[str]
-
-
-def options(plan: Plan) -> dict[str, WorkersOptions]:
+def options(plan: Plan) -> CoreOptions:
     """Return the core's options of a server with workers; none if the server folds updates itself."""
     if plan.aggregation.shape != "tree":
         return {}

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from thalweg.brokers import Broker, Place, Tls, programs
+from thalweg.brokers.base import BrokerFacts
 from thalweg.errors import BrokerError, PlanError
 from thalweg.machine import Usage
 from thalweg.network.topology import SERVER
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
@@ -37,7 +37,7 @@ class Attached:
         """Return a party's trust with the broker's login, and its TLS settings if it has any."""
         return replace(trust, login=self.trust.login or trust.login, tls=self.trust.tls or trust.tls)
 
-    def facts(self) -> Table:
+    def facts(self) -> dict[str, BrokerFacts]:
         """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
         return {} if self.broker is None else {PARTY: self.broker.facts()}
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.machine.private import open_private
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.parties import ClientParty, Metrics, PartyMaker
@@ -113,12 +113,12 @@ class ThreadLimited:
         self._party = party
         self._threads = threads
 
-    def train(self, config: Table) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
         """Limit PyTorch's threads and train."""
         limit(self._threads())
         return self._party.train(config)
 
-    def evaluation(self, config: Table) -> Metrics:
+    def evaluation(self, config: ReceivedConfig) -> Metrics:
         """Evaluate with the number of threads that the training before had."""
         return self._party.evaluation(config)
 

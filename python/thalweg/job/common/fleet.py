@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Generic
+from typing import IO, TYPE_CHECKING, Final, Generic
 
 from thalweg import _core, apps, machine, wire
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import RoundError
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.leftovers import end_group
@@ -30,6 +31,9 @@ from thalweg.job.star.participant import take_part
 from thalweg.lab import guest
 from thalweg.lab.inside import Place
 from thalweg.machine.grace import within
+
+if TYPE_CHECKING:
+    from thalweg.plan.options import CoreOptions
 
 END_SECONDS: Final = 10.0
 # The module that a client's process runs.
@@ -71,8 +75,8 @@ class ClientOrder(Order):
     """
 
     url: str
-    options: wire.Table
-    config: wire.Table
+    options: CoreOptions
+    config: ReceivedConfig
     data_root: str | None
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
@@ -80,7 +84,8 @@ class ClientOrder(Order):
     @classmethod
     def of(cls, table: Line) -> ClientOrder:
         app = table.get("app")
-        return super().of({**table, "app": None if app is None else NamedApp(**app)})
+        made = {"app": None if app is None else NamedApp(**app), "config": ReceivedConfig(table["config"])}
+        return super().of({**table, **made})
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,8 @@ class Orders:
     """Makes the order of each client of a run."""
 
     url: str
-    options: wire.Table
-    config: wire.Table
+    options: CoreOptions
+    config: ReceivedConfig
     data_root: str | None
     threads: int | None
     # The job's seed: each client gets another one.
@@ -105,11 +110,9 @@ class Orders:
 
     def of(self, name: str, number: int) -> ClientOrder:
         """Return the order of one client. Each client gets a seed of its own."""
-        options = {**self.options, "seed": self.seed + number}
+        options: CoreOptions = {**self.options, "seed": self.seed + number}
         if name in self.congestion:
-            transport = self.options.get("transport")
-            own = transport if isinstance(transport, Mapping) else {}
-            options["transport"] = {**own, "congestion": self.congestion[name]}
+            options["transport"] = {**self.options.get("transport", {}), "congestion": self.congestion[name]}
         return ClientOrder(
             name=name,
             threads=self.threads,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from thalweg import _core, apps, models, wire
 from thalweg.apps import computing
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
 from thalweg.tensors.watching import Note, Watch, ignore
 from thalweg.transports import registry
@@ -30,7 +31,7 @@ SERVER: Final = "server"
 CLIENTS: Final = "clients"
 BOTH: Final = "both"
 # A function that makes a client's party from a round's config and the arena that holds the model.
-PartyMaker = Callable[[Table, _core.Arena], "ClientParty"]
+PartyMaker = Callable[[ReceivedConfig, _core.Arena], "ClientParty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,14 @@ class NamedApp:
 class Trainer(Protocol):
     """Trains a model in an arena."""
 
-    def train(self, config: Table) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
 
 
 class ClientParty(Trainer, Protocol):
     """What a client does in a round: it trains, and may evaluate."""
 
-    def evaluation(self, config: Table) -> Metrics:
+    def evaluation(self, config: ReceivedConfig) -> Metrics:
         """Return the app's metrics of the model just trained, or nothing unless the server's ``config`` asks for it."""
 
 
@@ -101,9 +102,9 @@ class Payload:
         np.random.default_rng(seed).random(dtype=kind.type, out=values)
         return cls(arena)
 
-    def train(self, config: Table) -> tuple[int, Metrics]:
-        """Keep the processor busy as ``config["training"]`` asks, if it has that key. The values stay as they are."""
-        training = wire.part(config, "training")
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
+        """Keep the processor busy as the config's ``training`` asks, if there is one. The values stay as they are."""
+        training = config.section("training")
         if training:
             computing.compute(training)
         return 1, {}
@@ -111,7 +112,7 @@ class Payload:
     def evaluate(self) -> Metrics:
         return {}
 
-    def evaluation(self, config: Table) -> Metrics:
+    def evaluation(self, config: ReceivedConfig) -> Metrics:
         return {}
 
 
@@ -185,19 +186,18 @@ class AppClient:
         self._test: Any = None
         self._watch = Watch(bound, note)
 
-    def train(self, config: Table) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
         """Train the model in the arena. Raises ModelError if the trained values cannot be copied back into it."""
         if self._part is not None:
-            number = config.get("round")
-            apps.seed_all(self._part.seed, self._part.index + 1, number if isinstance(number, int) else 0)
-        return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
+            apps.seed_all(self._part.seed, self._part.index + 1, config.round)
+        return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, config.table())))
 
-    def evaluation(self, config: Table) -> Metrics:
-        """Evaluate the trained model on the app's test data, if ``config["evaluate"]`` is true; else return nothing.
+    def evaluation(self, config: ReceivedConfig) -> Metrics:
+        """Evaluate the trained model on the app's test data, if the config says ``evaluate``; else return nothing.
 
         The arena's values stay as they are. Raises ModelError, AppError.
         """
-        if config.get("evaluate") is not True or not apps.evaluates(self._app):
+        if not config.evaluate or not apps.evaluates(self._app):
             return {}
         if self._test is None:
             self._test = apps.ask(self._app.test_data, "test_data()")
@@ -244,21 +244,21 @@ class Described:
         self._note(self._bound.summary())
         return self._bound.arena.core
 
-    def prepare(self, config: Table) -> None:
+    def prepare(self, config: ReceivedConfig) -> None:
         """Build the model and load the data now, so that no round waits for that."""
-        model = config.get("model")
+        model = config.values.get("model")
         if self._app is not None:
             self._ready = self._own_app(config)
-        elif "app" in config:
+        elif config.app is not None:
             raise PlanError(
-                f"the server's job trains an app of its own, {wire.part(config, 'app').get('object')!r}",
+                f"the server's job trains an app of its own, {config.app.get('object')!r}",
                 "Give this client its app: thalweg client --app module:object",
             )
         elif not isinstance(model, str) or models.payload_bytes(model) is None:
             app = self._known(config)
             self._ready = _Ready(app, app.model(), app.train_data(), None)
 
-    def __call__(self, config: Table, arena: _core.Arena) -> ClientParty:
+    def __call__(self, config: ReceivedConfig, arena: _core.Arena) -> ClientParty:
         """Return the party, whose model has the values of ``arena`` and is bound to it. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
@@ -269,10 +269,10 @@ class Described:
         app, model, data, part = self._ready
         bound = self._bound
         if bound is None or bound.model is not model:
-            bound = attach(model, arena, self._tensors or _words(config) or getattr(app, "tensors", None))
+            bound = attach(model, arena, self._tensors or config.tensors or getattr(app, "tensors", None))
         return AppClient(app, bound, data, part=part, note=self._note)
 
-    def _own_app(self, config: Table) -> _Ready:
+    def _own_app(self, config: ReceivedConfig) -> _Ready:
         part = apps.part_of(self._name, config)
         if self._bound is not None and (part is None or part.seed == self._seed):
             model = self._bound.model
@@ -285,18 +285,16 @@ class Described:
         data = apps.client_data(self._app, part)
         return _Ready(self._app, model, data, part)
 
-    def _known(self, config: Table) -> KnownApp:
+    def _known(self, config: ReceivedConfig) -> KnownApp:
         from thalweg.plan import Plan
 
-        names = config.get("names")
-        if not isinstance(names, list) or not all(isinstance(other, str) for other in names):
-            raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
+        names, values = config.names, config.values
         root, threads = self._own
         table = {
-            "job": {"clients": config.get("clients"), "seed": config.get("seed")},
-            "model": {"name": config.get("model")},
-            "data": {**wire.part(config, "data"), **root},
-            "training": {**wire.part(config, "training"), **threads},
+            "job": {"clients": values.get("clients"), "seed": values.get("seed")},
+            "model": {"name": values.get("model")},
+            "data": {**config.section("data"), **root},
+            "training": {**config.section("training"), **threads},
         }
         plan = Plan.of(table, "what the server sent")
         return known_app(plan, apps.place_of(self._name, names, plan.job.clients))
@@ -392,11 +390,3 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
         # Keys without a value are left out, so that clients of an older version, which do not know them, still accept.
         training=plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
     )
-
-
-def _words(config: Table) -> list[str] | None:
-    """Return the server's patterns of tensors that travel; None for all. Raises PlanError if they are not strings."""
-    words = config.get("tensors")
-    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-        raise PlanError(f"the server says tensors = {words!r}", "Use the same version on both sides")
-    return words

@@ -22,11 +22,12 @@ from thalweg.lab.inside import Place
 from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of
 from thalweg.machine import Usage
+from thalweg.network.message import EmulateLayer
 from thalweg.plan.on_trees import has_nodes, nodes_of
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record.rows import Link, Party
 from thalweg.transports import registry
 from thalweg.trees import live
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.network.shape import Shape
@@ -73,7 +74,7 @@ class Session:
     groups: Groups
     spec: Spec | None = None
     lab: RunningLab | None = None
-    layers: Table | None = None
+    layers: EmulateLayer | None = None
     reason: str | None = None
     stress: Stress | None = None
     congestion: str | None = None
@@ -185,7 +186,7 @@ class Session:
         if self.stress is not None:
             self.stress.stop()
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> RunFacts:
         """Return the manifest's facts about the network at the start of the run."""
         return {"emulation": self.emulation, "network": self._network(None)}
 

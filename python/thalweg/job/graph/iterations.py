@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from thalweg import algorithms, wire
 from thalweg.apps.metrics import evaluated, returned
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.graphs import mixing
 from thalweg.job.graph.lines import Evaluation, Finished, report_of
 from thalweg.outcome.core import IterationReport
 from thalweg.record.nodes import packed
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +166,7 @@ def iterate(
     turns: Turns,
     rounds: int,
     *,
-    config: Callable[[int], Table],
+    config: Callable[[int], ReceivedConfig],
     tests: Callable[[int], bool],
     first: int = 1,
     swap: Swap | None = None,
@@ -197,7 +197,7 @@ def _step(
     turns: Turns,
     number: int,
     *,
-    config: Table,
+    config: ReceivedConfig,
     tests: Callable[[int], bool],
     swap: Swap,
 ) -> Iteration:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import _core, wire
 from thalweg.algorithms import choco
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import LinkError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
@@ -34,9 +35,9 @@ from thalweg.job.graph.lines import Done, Listening, Met, NodeLine
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.peer import Peer, peer_of
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.plan.options import CoreOptions
 from thalweg.record import checkpoint, of_nodes
 from thalweg.record.of_nodes import Due
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -95,10 +96,10 @@ class Standing:
         plan, names = self.plan, self.plan.members
         swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format, alike=not done)
 
-        def config(number: int) -> Table:
+        def config(number: int) -> ReceivedConfig:
             if threads is not None:
                 core_shares.limit(threads())
-            return round_config(plan, number, names).table()
+            return ReceivedConfig(round_config(plan, number, names).table())
 
         return iterate(
             self.node,
@@ -129,7 +130,7 @@ def standing(
     plan: Plan,
     name: str,
     listen: str,
-    options: Callable[[Peer], Table],
+    options: Callable[[Peer], CoreOptions],
     note: Note,
     *,
     start: Path | None = None,
@@ -165,7 +166,7 @@ def take_part(order: NodeOrder, note: Note) -> None:
     start = None if order.start is None else Path(order.start)
     due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
 
-    def options(peer: Peer) -> Table:
+    def options(peer: Peer) -> CoreOptions:
         return {**order.options, "start": peer.checksum() if start is None else None}
 
     with standing(plan, name, order.url, options, note, start=start) as here:

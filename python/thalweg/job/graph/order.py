@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from thalweg.job.common.messages import Order
 from thalweg.wire import Table
+
+if TYPE_CHECKING:
+    from thalweg.plan.options import CoreOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,7 @@ class NodeOrder(Order):
 
     plan: Table
     url: str
-    options: Table
+    options: CoreOptions
     turns: Sequence[Mapping[str, float]] | None
     sends: Sequence[Sequence[str]]
     gamma: float | None

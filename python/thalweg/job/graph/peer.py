@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from thalweg import apps, models
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.graphs import measures
 from thalweg.job.common.parties import AppClient, Metrics, Payload, Trainer, bytes_of, known_app, parameters_of
 from thalweg.tensors.arena import Arena
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from thalweg import _core
     from thalweg.plan import Plan
     from thalweg.tensors.binding import Binding
-    from thalweg.wire import Table
 
 
 class Peer:
@@ -34,7 +34,7 @@ class Peer:
         self._tensors = Arena(arena)
         self._kinds = {name: kind for name, kind, _, _ in arena.layout.tensors}
 
-    def train(self, config: Table) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
         return self._party.train(config)
 

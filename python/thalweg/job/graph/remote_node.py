@@ -19,7 +19,7 @@ from thalweg.job.graph.result import GraphResult
 from thalweg.job.graph.run import opened
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
-from thalweg.plan.options import node_options
+from thalweg.plan.options import CoreOptions, node_options
 from thalweg.record import Record
 from thalweg.record.nodes import entry
 from thalweg.record.of_nodes import Due, start_of
@@ -71,7 +71,7 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
     job = int(plan.digest()[:15], 16)
     digests = {"plan": plan.digest(), "graph": schedule.digest()}
 
-    def options(peer: Peer) -> Mapping[str, object]:
+    def options(peer: Peer) -> CoreOptions:
         start = {} if identity.resume is not None else {"start": peer.checksum()}
         return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
 

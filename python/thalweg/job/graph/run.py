@@ -15,7 +15,6 @@ from queue import Empty, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from thalweg import wire
 from thalweg.errors import RecordError, RoundError
 from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
@@ -33,6 +32,7 @@ from thalweg.outcome import Entry
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord
 from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
@@ -115,7 +115,7 @@ class Course:
         self._restarts = 0
         self._due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         self._over = False
-        self.facts: wire.Table = {}
+        self.facts: Mapping[str, object] = {}
         self.lost: dict[str, str] = {}
 
     def _new_fleet(self) -> Fleet[NodeOrder]:
@@ -285,7 +285,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
     return GraphResult.of(plan, record, course.fleet.reports(), course.lost, network)
 
 
-def opened(plan: Plan, resume: Path | None, facts: wire.Table) -> tuple[RunRecord, int]:
+def opened(plan: Plan, resume: Path | None, facts: RunFacts) -> tuple[RunRecord, int]:
     """Make a record, or open the one to resume; return it and its checkpoint's iteration, which is 0 for a new one."""
     if resume is None:
         return RunRecord.create(plan, facts), 0

@@ -34,6 +34,7 @@ from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
 from thalweg.plan.options import server_options
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
 from thalweg.transports.links import Trust
@@ -41,7 +42,6 @@ from thalweg.trees import live
 from thalweg.trees.counters import Workers
 from thalweg.trees.live import WorkReport
 from thalweg.ui.progress import round_line
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
@@ -311,7 +311,7 @@ def hosting(
 
     server = listen() if session is None else session.listen(listen)
     try:
-        facts = {"address": server.address, "tls": trust.tls is not None, "bound": bound.facts()}
+        facts: RunFacts = {"address": server.address, "tls": trust.tls is not None, "bound": bound}
         # Filled when the last round is over. It stays null if the run ends earlier.
         facts |= {"resent": None}
         facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
@@ -339,7 +339,7 @@ def hosting(
         server.close("the server ends")
 
 
-def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Table) -> tuple[RunRecord, int]:
+def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) -> tuple[RunRecord, int]:
     if resume is None:
         return RunRecord.create(plan, facts), 1
     record = RunRecord.resume(resume, plan)
@@ -350,11 +350,11 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Table) -> 
         raise
 
 
-def _compare(record: RunRecord, facts: Table, progress: Progress) -> None:
+def _compare(record: RunRecord, facts: RunFacts, progress: Progress) -> None:
     """If a resumed run has another app than the record, report that and record the new app."""
     if "app" not in facts:
         return
-    change = apps.changed(record.manifest.get("app"), wire.part(facts, "app"))
+    change = apps.changed(record.manifest.get("app"), facts["app"])
     if change is not None:
         progress.note(change)
         record.log(change)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from thalweg import _core, bounded_json, machine
 from thalweg.apps.metrics import offered
+from thalweg.apps.received_config import ReceivedConfig
 from thalweg.job.common.parties import PartyMaker
 from thalweg.outcome import ClientRound
 from thalweg.outcome.core import ClientUsage
@@ -43,7 +44,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submis
     rounds: list[Submission] = []
     while (task := client.next()) is not None:
         number, text = task
-        config = bounded_json.read_object(text)
+        config = ReceivedConfig(bounded_json.read_object(text))
         party = party or make(config, client.arena)
         started = time.perf_counter()
         samples, metrics = party.train(config)

@@ -11,6 +11,7 @@ from thalweg.apps import name_of
 from thalweg.job.common.parties import Metrics, bytes_of
 from thalweg.outcome.core import Outcome
 from thalweg.plan.bound import bound_of
+from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord, entry
 from thalweg.record.rows import party_row
 from thalweg.ui.progress import round_line
@@ -45,10 +46,10 @@ class Recording:
         self.done = 0
         if resume is None:
             bound = bound_of(plan, url, len(arena))
-            facts = {
+            facts: RunFacts = {
                 "address": address,
                 "tls": plan.security.pki is not None,
-                "bound": bound.facts(),
+                "bound": bound,
                 "update_bytes": len(arena),
                 "tensors": len(layout),
                 "app": {"object": name_of(app), "file": _file_of(app)},

@@ -17,7 +17,7 @@ from thalweg.job.star.host import Result, hosting
 from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
 from thalweg.plan import on_trees
-from thalweg.plan.options import of_both_ends
+from thalweg.plan.options import CoreOptions, of_both_ends
 from thalweg.record.rows import party_row
 from thalweg.sections.trees import TreeSection
 from thalweg.tensors.watching import Note
@@ -151,7 +151,7 @@ def join_job(
     return MemberResult(name, url, rounds, machine.peak_rss_bytes())
 
 
-def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, Table]:
+def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, CoreOptions]:
     """Return the server's URL, the client's name, and the core's options of the client.
 
     ``plan`` is the plan that the membership's target names, if it names one. Raises PlanError, LinkError.
@@ -191,7 +191,7 @@ def _app(named: str | None, plan: Plan | None) -> Any:
     return apps.load(named or planned.object, None if planned is None else planned.options)  # type: ignore[union-attr]
 
 
-def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, object]:
+def _options(membership: Membership, url: str, token: pki.Token | None) -> CoreOptions:
     if membership.tls not in ("auto", "on", "off"):
         raise PlanError(f"--tls is {membership.tls!r}", "Give auto, on or off")
     if (membership.cert is None) != (membership.key is None):

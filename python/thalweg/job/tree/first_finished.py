@@ -11,9 +11,9 @@ from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import BecomeTop, ComputeMean, ReceiveSums, Request, SendSums, SumsWanted
 from thalweg.job.tree.others import Answer, AnswerOthers, Others
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import answers
 from thalweg.trees.merging import Statement
-from thalweg.wire import Table
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
@@ -38,7 +38,7 @@ class SumsExchange(Protocol):
 class GatheringTop:
     """The top at one node: the first node that has finished its round takes the sums of all others."""
 
-    def __init__(self, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
+    def __init__(self, model: _core.Arena, top: CoreOptions, sums: SumsOf, link: Link) -> None:
         self._model, self._sums = model, sums
         self._top = _core.Top(model, wire.encode(top))
         self.others = link(lambda *_: sums_answer(self._sums(None)))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, cast
 from typing_extensions import Self
 
 from thalweg import wire
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import answers
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.merging import Statement
@@ -56,8 +57,8 @@ class TopOptions(Message):
     """How a node becomes the top: its kind, and the core's options of the top and of the node's server for others."""
 
     kind: str
-    top: Table
-    server: Table
+    top: CoreOptions
+    server: CoreOptions
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Open(Request[answers.Opened]):
 
     do: ClassVar[str] = "open"
     form: ClassVar[type[answers.Form]] = answers.Opened
-    options: Mapping[str, object]
+    options: CoreOptions
     listen: str | None
     layout: Sequence[tuple[str, str, Sequence[int], int]]
     top: TopOptions | None = None

@@ -64,6 +64,7 @@ from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer, AnswerOthers, Others
 from thalweg.job.tree.shard import ShardTop
 from thalweg.outcome import core as core_outcome
+from thalweg.plan.options import CoreOptions
 from thalweg.transports import registry
 from thalweg.trees import answers, live
 from thalweg.trees.counters import Workers
@@ -248,7 +249,7 @@ class Gateway:
         return _core.Server(model, self._listen, options)
 
     def _exchange_of(self, top: TopOptions, model: _core.Arena, sums: SumsOf) -> SumsExchange:
-        own = {**self._trust.tokens, "transport": {"tls": self._trust.tls}, "tree": True, **top.server}
+        own: CoreOptions = {"transport": {"tls": self._trust.tls}, "tree": True, **self._trust.tokens, **top.server}
 
         def link(answer: AnswerOthers) -> Others:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
 from thalweg.job.common.messages import Line, Order
 from thalweg.transports.links import Trust
-from thalweg.wire import Table
+
+if TYPE_CHECKING:
+    from thalweg.plan.options import CoreOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class NodeOrder(Order):
 
     url: str
     listen: str
-    options: Table
+    options: CoreOptions
     trust: Trust
     address: str = "127.0.0.1"
     clients: int = 1

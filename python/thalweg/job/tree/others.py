@@ -14,6 +14,7 @@ from thalweg.job.common.resent import counted
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.tree.messages import Message
 from thalweg.job.tree.requests import Reply, ask
+from thalweg.plan.options import CoreOptions
 from thalweg.trees.answers import Form
 from thalweg.wire import Table
 
@@ -31,8 +32,8 @@ class Others:
         name: str,
         *,
         listen: str,
-        server: Table,
-        member: Table,
+        server: CoreOptions,
+        member: CoreOptions,
         answer: AnswerOthers,
     ) -> None:
         """Listen for other nodes at ``listen``. ``server`` and ``member`` are the core's options for a link's ends."""

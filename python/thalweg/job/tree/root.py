@@ -25,13 +25,13 @@ from thalweg.job.tree.sharded import Sharded
 from thalweg.job.tree.tops import Dedicated, FirstFinished, Node, Received, Top
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
+from thalweg.plan.options import CoreOptions, chosen
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.counters import NodeClients, Workers
 from thalweg.trees.merging import Part, merged, workers
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -105,8 +105,8 @@ class Tree:
         model: _core.Arena,
         url: str,
         nodes: live.Placed | int,
-        options: Table,
-        own: Table,
+        options: CoreOptions,
+        own: CoreOptions,
         *,
         top: str,
         place: placement.Placing = placement.place_evenly,
@@ -119,17 +119,17 @@ class Tree:
         part in a round; without it all take part. It needs a dedicated top.
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
-        self._model, self._options = model, dict(options)
+        self._model, self._options = model, options
         self._nodes = [Node(name, clients) for name, clients in self.placed.clients.items()]
         self._count = nodes if isinstance(nodes, int) else len(self._nodes)
         self._opened = False
         self._rounds = wire.made(RoundOptions, options)
         largest = SUMS_OF_MODELS * len(model) + SLACK
-        bounds = {"memory": self._count * largest, "max_result": largest}
+        bounds: CoreOptions = {"memory": self._count * largest, "max_result": largest}
         self._server = _core.TaskServer(url, wire.encode({**own, **bounds}))
         self._kind, self._of_top = top, _of_top(options)
         self._top: Top = self._top_of(top)
-        self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
+        self._between: CoreOptions = {**chosen(own, ("job", "liveness", "grace")), **bounds}
         self._zero = time.time()
         # The version of the model. A node that already has this version is not sent the model again.
         self._versions = count(1)
@@ -264,7 +264,7 @@ class Tree:
         If the root knows no clients of the node, the node says how many it has. Raises RoundError if the node cannot
         listen.
         """
-        options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+        options: CoreOptions = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         if not node.clients:
             del options["expected"]
         top = None if self._kind == "dedicated" else TopOptions(self._kind, self._of_top, self._between)
@@ -588,7 +588,7 @@ class Tree:
 def tree_of(
     plan: Plan,
     model: _core.Arena,
-    served: Table,
+    served: CoreOptions,
     trust: Trust,
     url: str,
     *,
@@ -600,10 +600,10 @@ def tree_of(
     connect by TCP, whatever clients use, because sums must arrive whole.
     """
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
-    kept = {key: value for key, value in served.items() if key not in ("token", "issuer", "choose")}
-    own = {key: served[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in served}
+    own = chosen(served, ("token", "issuer", "job", "liveness", "grace"))
     own |= {"transport": {"tls": trust.tls}, "tree": True}
-    below = {**kept, "transport": {**wire.part(served, "transport"), "tls": None}}
+    below = chosen(served, served.keys() - {"token", "issuer", "choose"})
+    below["transport"] = {**served["transport"], "tls": None}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
@@ -616,6 +616,6 @@ def _nothing() -> None:
     """Do nothing: used in place of a round's observer."""
 
 
-def _of_top(options: Table) -> dict[str, object]:
+def _of_top(options: CoreOptions) -> CoreOptions:
     """Return those of a server's options that a top needs too: the sums' precision, stand-ins and the seed."""
-    return {key: options[key] for key in ("precision", "repair", "seed") if key in options}
+    return chosen(options, ("precision", "repair", "seed"))

@@ -25,6 +25,7 @@ from thalweg.job.tree.first_finished import Link, SumsOf, not_understood, statem
 from thalweg.job.tree.messages import Bytes, ComputePart, ConfirmParts, FoldPart, MeanPart, Request, SumsWanted
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import answers
 from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Statement
@@ -34,7 +35,7 @@ from thalweg.wire import Table
 class ShardTop:
     """The top for one part of the bytes. The part may change from round to round."""
 
-    def __init__(self, name: str, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
+    def __init__(self, name: str, model: _core.Arena, top: CoreOptions, sums: SumsOf, link: Link) -> None:
         self._name, self._model, self._options, self._sums = name, model, wire.encode(top), sums
         self._top: _core.Top | None = None
         self._part: Bytes | None = None

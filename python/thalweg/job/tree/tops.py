@@ -13,10 +13,10 @@ import numpy as np
 from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import BecomeTop, ComputeMean, ReceiveSums, Request, SendSums
+from thalweg.plan.options import CoreOptions
 from thalweg.trees import answers
 from thalweg.trees.answers import AnyAnswer, Transfer
 from thalweg.trees.merging import Mean, Part
-from thalweg.wire import Table
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Top(Protocol):
 class Dedicated:
     """The top is the root itself, which has no clients."""
 
-    def __init__(self, model: _core.Arena, options: Table) -> None:
+    def __init__(self, model: _core.Arena, options: CoreOptions) -> None:
         self._top = _core.Top(model, wire.encode(options))
 
     def begin(self) -> None:

@@ -18,6 +18,7 @@ from thalweg.sections.trees import NodesSection
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
+    from thalweg.plan.options import CoreOptions
 
 # The module that a node's process runs, with either engine.
 PROGRAM: Final = "thalweg.job.tree.node"
@@ -111,7 +112,7 @@ def require(plan: Plan) -> None:
         by_ray.require()
 
 
-def client_options(plan: Plan) -> dict[str, object]:
+def client_options(plan: Plan) -> CoreOptions:
     """Return the core's options of a run's clients that depend on the engine."""
     return {"timeout": RAY_TIMEOUT} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
 
