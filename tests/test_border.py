@@ -14,8 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from thalweg import wire
+from thalweg import _core, trees, wire
 from thalweg.outcome import core
+from thalweg.plan import Plan
 from thalweg.trees import answers, counters
 
 EXAMPLES = Path(__file__).with_name("border")
@@ -46,6 +47,9 @@ def faults(kind: Any, value: object, where: str, *, unknown: bool) -> Iterator[s
         yield from field_faults(kind, table, where, unknown=unknown)
     elif get_origin(kind) is Literal:
         yield from [] if value in get_args(kind) else [f"{where} is {value!r}"]
+    elif get_origin(kind) is Mapping:
+        table = value if isinstance(value, dict) else {where: value}
+        yield from (fault for one in table.values() for fault in faults(get_args(kind)[1], one, where, unknown=unknown))
     elif get_args(kind):
         yield from list_faults(get_args(kind)[0], value, where, unknown=unknown)
     elif kind is not object and type(value) is not kind:
@@ -91,6 +95,17 @@ def test_a_message_has_the_fields_of_its_class(name: str, kind: type, form: str)
         assert list(faults(core.Fold, example["fold"], "fold", unknown=form == "unknown")) == []
     assert list(faults(kind, example, name, unknown=form == "unknown")) == []
     wire.decode(kind, json.dumps(example))
+
+
+def test_what_the_control_plane_says_has_the_fields_of_its_classes() -> None:
+    plan = Plan.of({"job": {"clients": 6}, "aggregation": {"shape": "tree"}, "nodes": {"count": 2, "capacity": 4}})
+    scenario = wire.encode(trees.scenario(plan, update_bytes=1 << 20))
+    decision = json.loads(_core.tree_plan(scenario))
+    assert decision["plan"].pop("lost") == []
+    assert list(faults(trees.Decision, decision, "decision", unknown=False)) == ["decision.plan.lost is not sent"]
+    rounds = json.loads(_core.tree_simulate(scenario))
+    assert rounds
+    assert [fault for one in rounds for fault in faults(trees.SimulatedRound, one, "round", unknown=False)] == []
 
 
 @pytest.mark.parametrize(
