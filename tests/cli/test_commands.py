@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +219,16 @@ def test_a_server_others_can_reach_names_what_is_missing() -> None:
     code, _, err = invoke("server", "--listen", "tcp://0.0.0.0:0")
     assert code == 1
     assert "thalweg pki init" in err
+
+
+def test_a_near_end_gives_a_silent_peer_no_longer_than_its_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        code, out, _ = invoke("forward", "--listen", ":0", "--via", url, "--timeout", "0.2", "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["kind"]) == (1, "timeout")
+    assert "did not answer within 200 ms" in error["cause"]
+    assert error["hint"] == "check the address and the firewall, or raise the timeout"
 
 
 @pytest.mark.parametrize(

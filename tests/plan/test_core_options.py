@@ -16,7 +16,7 @@ from thalweg.plan.options import OF_TASKS
 from thalweg.sections.marks import Key, keys
 
 # Options of the core that no single key of a plan sets: trust, the job's number, options that follow from several keys
-# (workers and sums of a tree), the emulated network, and options for tests.
+# (workers and sums of a tree), the emulated network, and the time limit of an attempt to connect (`thalweg forward`).
 OWN = {
     "": {"transport", "layers", "issuer", "token", "job", "workers", "sums"},
     "transport": {"tls", "login", "connect_timeout_ms"},

@@ -28,7 +28,7 @@ pub async fn in_time<T>(
 fn late(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
-        .hint("check the address and the firewall, or raise connect_timeout_ms")
+        .hint("check the address and the firewall, or raise the timeout")
 }
 
 /// Connects to the first of the host's addresses that answers. Each address gets an equal share of the time.

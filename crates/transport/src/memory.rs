@@ -104,7 +104,7 @@ impl Transport for Memory {
         };
         let full = |_| {
             Error::new(ErrorKind::Timeout, "connect", format!("{address} has {BACKLOG} links to accept"))
-                .hint("accept links faster, or raise connect_timeout_ms")
+                .hint("accept links faster, or raise the timeout")
         };
         let backlog = listeners().get(address).cloned().ok_or_else(nobody)?;
         let unauthenticated_peer =

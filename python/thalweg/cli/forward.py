@@ -174,7 +174,7 @@ def command(
                 own=registry.own_options(option or ()),
                 timeout=timeout,
             )
-            config = forwarding.near_end(listen, *entrance(membership))
+            config = forwarding.near_end(listen, *entrance(membership), timeout=timeout)
         forwarder = _core.Forwarder(wire.encode({**config, **limits}))
         emit(wire.plain(forwarder.listening))
     serving.serve(forwarder, observe, first=None if as_json else forwarder.listening)

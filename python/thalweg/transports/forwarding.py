@@ -21,6 +21,8 @@ from thalweg.wire import Table
 THIS_MACHINE: Final = "127.0.0.1"
 # Maximum size of the message of an answer, in bytes; the core refuses a longer one.
 MOST_MESSAGE: Final = 1 << 20
+# Maximum length of an attempt to connect, in seconds: the core's default. A timeout of 0 is one such attempt.
+LONGEST_ATTEMPT: Final = 10.0
 
 
 def host_and_port(option: str, text: str) -> str:
@@ -43,12 +45,15 @@ def far_end(
     return {"listen": url, "to": host_and_port("--to", to), "issuer": trust.issuer, "transport": transport}
 
 
-def near_end(listen: str, url: str, name: str, options: Table) -> dict[str, object]:
+def near_end(listen: str, url: str, name: str, options: Table, *, timeout: float) -> dict[str, object]:
     """Return the settings for the core of a near end, to which programs connect. Raises PlanError.
 
-    ``options`` are the client options for the client ``name``.
+    ``options`` are the client options for the client ``name``. It tries to connect for ``timeout`` seconds.
     """
-    return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options}
+    transport = dict(wire.part(options, "transport"))
+    if 0 < timeout < LONGEST_ATTEMPT:
+        transport["connect_timeout_ms"] = max(1, round(1000 * timeout))
+    return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options, "transport": transport}
 
 
 def answers(options: Iterable[str], *, grpc: bool, near: bool) -> list[dict[str, str]]:

@@ -126,7 +126,7 @@ impl Transport for Rdma {
         let choices = Choices::read(options)?;
         let late = || {
             let context = format!("{address} did not finish its handshake in time");
-            Error::new(ErrorKind::Timeout, "connect", context).hint("raise connect_timeout_ms")
+            Error::new(ErrorKind::Timeout, "connect", context).hint("raise the timeout")
         };
         let connecting = async {
             let inner = Tcp.connect(&as_tcp(address), &inner(options)).await?;

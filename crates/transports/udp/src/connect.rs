@@ -44,7 +44,7 @@ async fn reach(address: &Address, to: SocketAddr, options: &Options, dialect: &D
 fn silent(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
-        .hint("let TCP and UDP through the firewall, take tcp, or raise connect_timeout_ms")
+        .hint("let TCP and UDP through the firewall, take tcp, or raise the timeout")
 }
 
 /// The address of the control connection, at the same host and port.

@@ -219,7 +219,7 @@ async fn established(address: &Address, monitor: &Monitor, options: &Options, un
             }
         }
         if timeout_at(until, monitor.readable()).await.is_err() {
-            let hint = "check the address and the firewall, or raise connect_timeout_ms";
+            let hint = "check the address and the firewall, or raise the timeout";
             return fail(ErrorKind::Timeout, "did not answer in time", hint);
         }
     }
