@@ -255,6 +255,19 @@ def test_a_build_that_cannot_be_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "programs are missing: bc bison flex" in error["cause"]
     assert error["hint"].startswith("apt-get install bc bison flex")
+    assert "error: programs" not in done.stderr, "said once"
+
+
+def test_a_build_that_fails_otherwise_refers_to_what_it_printed(tmp_path: Path) -> None:
+    for program in ("bash", "cat", "cut", "dirname", "sha256sum", "uname", "env", "realpath"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    for program in ("bc", "bison", "flex", "gcc", "make", "patch", "xz"):
+        (tmp_path / program).symlink_to(str(shutil.which("true")))
+    done = thalweg(tmp_path, "lab", "guest", "build", "--json", XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    error = json.loads(done.stdout)["error"]
+    assert "its script ended with exit code 127" in error["cause"]
+    assert "mkdir" in done.stderr
+    assert error["hint"].startswith("Look at what it says above")
 
 
 @pytest.mark.usefixtures("built")

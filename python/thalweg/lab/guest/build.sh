@@ -3,6 +3,7 @@
 # patches/ under the kernel's licence. It is kept in the user's cache under a digest of this recipe. A build that was
 # interrupted goes on where it was. `--where` prints the kernel's path.
 # KERNEL_SOURCE=linux-source-6.12.tar.xz takes a source that is there, for machines without Debian's apt.
+# FAILURE=FILE takes the lines cause=... and hint=... that the terminal gets otherwise if this script gives up.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,7 +13,11 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/thalweg/guest/$digest
 [ "${1:-}" != --where ] || { echo "$cache/linux"; exit 0; }
 
 fail() { # cause, hint
-    printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
+    if [ -n "${FAILURE:-}" ]; then
+        printf 'cause=%s\nhint=%s\n' "$1" "$2" >"$FAILURE"
+    else
+        printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
+    fi
     exit 1
 }
 [ ! -x "$cache/linux" ] || { echo "the guest kernel is there: $cache/linux"; exit 0; }

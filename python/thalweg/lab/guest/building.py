@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from thalweg.errors import LabError
 from thalweg.lab import guest
@@ -35,26 +38,17 @@ def build() -> Built:
     The build's output goes to standard error. Raises LabError if the build fails.
     """
     there, begun = status().there, time.monotonic()
-    process = subprocess.run(
-        [guest.HERE / "build.sh"], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
-    )
-    if process.returncode != 0:
-        cause, hint = _cause_and_hint(process.stderr)
-        raise LabError(f"the guest kernel could not be built: {cause}", hint)
+    with tempfile.TemporaryDirectory() as folder:
+        failure = Path(folder) / "failure"
+        environment = {**os.environ, "FAILURE": str(failure)}
+        process = subprocess.run([guest.HERE / "build.sh"], stdout=sys.stderr, env=environment, check=False)
+        if process.returncode != 0:
+            lines = failure.read_text().splitlines() if failure.exists() else []
+            said = dict(line.split("=", 1) for line in lines)
+            cause = said.get("cause", f"its script ended with exit code {process.returncode}")
+            hint = said.get("hint", "Look at what it says above; a build goes on where it was")
+            raise LabError(f"the guest kernel could not be built: {cause}", hint)
     return Built(str(guest.kernel()), not there, round(time.monotonic() - begun, 1))
-
-
-def _cause_and_hint(errors: str) -> tuple[str, str]:
-    """Return cause and hint from the standard error of ``build.sh``, or its last line as the cause.
-
-    The script's exit code does not tell failures apart. It stays as it is, because the kernel's name depends on the
-    script's text.
-    """
-    lines = errors.strip().splitlines()
-    cause = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    hint = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
-    last = lines[-1] if lines else "it says nothing"
-    return (cause or [last])[-1], (hint or ["Look at what it says above; a build goes on where it was"])[-1]
 
 
 def status() -> Status:
