@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from tests.outcomes import outcome_of
 from thalweg import outcome, wire
+from thalweg.outcome import core
+from thalweg.trees import answers, counters
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +24,17 @@ def test_the_tables_are_made_of_the_dataclasses() -> None:
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.TABLES.read_text() == script.module(), "run .venv/bin/python scripts/outcome_tables.py --write"
+
+
+# Modules of the classes that answers of nodes are derived from.
+REPORTED = (core.__name__, counters.__name__)
+ANSWERS = [one for one in vars(answers).values() if isinstance(one, type) and is_dataclass(one)]
+LIMITED = [one for one in ANSWERS if one.__bases__[0].__module__ in REPORTED]
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_an_answer_of_a_node_states_the_limits_of_each_field(kind: Any) -> None:
+    assert {one.name for one in fields(kind.__bases__[0])} <= set(kind.__annotations__)
 
 
 def test_usage_and_evaluation_are_left_out_until_they_are_checked() -> None:
