@@ -24,10 +24,10 @@ def beside() -> list[Figure]:
         try:
             send(Way("unifl", "cubic", "budget = 0.05"), PATH, UPDATE_MIB, seed=repeat)
         finally:
-            found = watch.stop()
+            samples = watch.stop()
         if watch.failure is not None:
             raise RuntimeError(f"the senders were not watched: {watch.failure}")
-        shares.append(settled(found["samples"], str(found["rivals"][0])))
+        shares.append(settled(samples["samples"], str(samples["rivals"][0])))
         note(f"{repeat + 1}/{REPEATS} masked beside Cubic: {shares[-1]:.1%} of what both get")
     spread = Spread.of(shares)
     name = f"masked Cubic's share beside a kernel's Cubic, {UPDATE_MIB} MiB, 100 Mbit/s, 40 ms, second half"

@@ -114,9 +114,9 @@ def flower(size: int, rounds: int, folder: Path) -> dict[str, Any]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if not output.exists():
             raise RuntimeError(f"Flower's run left no result: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        found["superlink_bytes"] = peak_rss(superlink.pid) - before
-    return found
+        report: dict[str, Any] = json.loads(output.read_text())
+        report["superlink_bytes"] = peak_rss(superlink.pid) - before
+    return report
 
 
 def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
@@ -129,9 +129,9 @@ def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode or not output.exists():
             raise RuntimeError(f"thalweg's run failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        found["told"] = json.loads(done.stdout)
-        return found
+        report: dict[str, Any] = json.loads(output.read_text())
+        report["told"] = json.loads(done.stdout)
+        return report
 
     return run
 
@@ -202,21 +202,21 @@ def mean_seconds(size: int) -> float:
 
 def measured(size: int, blocks: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Run the ways alternately, in blocks of rounds. The first round of a block does not count."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
+    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for block in range(blocks):
         for name, way in WAYS.items():
             with tempfile.TemporaryDirectory() as folder:
                 one = way(size, rounds + 1, Path(folder))
             one["seconds"] = one["seconds"][1:]
-            found[name].append(one)
+            reports[name].append(one)
             note(f"{size // MIB} MiB, block {block + 1}/{blocks}, {name}: {Spread.of(one['seconds']).text(1, 3)} s")
-    return found
+    return reports
 
 
 def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
     """Measure rounds, memory and the adapter's cost at one size. ``least``: how many times as fast as Flower to be."""
-    found = measured(size, blocks, rounds)
-    seconds = {name: Spread.of([one for block in of for one in block["seconds"]]) for name, of in found.items()}
+    reports = measured(size, blocks, rounds)
+    seconds = {name: Spread.of([one for block in of for one in block["seconds"]]) for name, of in reports.items()}
     label = f"a Flower app's round of {size // MIB} MiB with {CLIENTS} clients"
     details = {name: vars(spread) for name, spread in seconds.items()}
     figures = []
@@ -224,14 +224,14 @@ def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
         ratio = seconds["flower"].median / seconds[name].median
         value = f"{seconds[name].text(1e3)} ms, Flower {seconds['flower'].text(1, 2)} s, {ratio:.0f} times as fast"
         figures.append(Figure(f"{label}, {name}", value, f"{least:.0f} times Flower", ratio >= least, details))
-    return [*figures, *memory(size, found), *costs(size, seconds)]
+    return [*figures, *memory(size, reports), *costs(size, seconds)]
 
 
-def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
+def memory(size: int, reports: dict[str, list[dict[str, Any]]]) -> list[Figure]:
     """Return by how much a server's memory grows after the app has made its model, in multiples of the model's size."""
-    models = {name: max((one["peak_bytes"] - one["before_bytes"]) / size for one in found[name])
+    models = {name: max((one["peak_bytes"] - one["before_bytes"]) / size for one in reports[name])
               for name in ("flower", "folded", "collected")}  # fmt: skip
-    link = max(one["superlink_bytes"] / size for one in found["flower"])
+    link = max(one["superlink_bytes"] / size for one in reports["flower"])
     label = f"server's memory, a Flower app of {size // MIB} MiB with {CLIENTS} clients"
     beside = f"Flower {models['flower']:.1f}, its SuperLink {link:.1f}"
     details = {"models": models, "superlink": link}
@@ -282,10 +282,10 @@ def accuracy() -> list[Figure]:
 
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
-        found = {way: learned(Path(folder), way, ROUNDS) for way in LEARNING}
-    model, (*_, flowers) = found.pop("flower")
+        results = {way: learned(Path(folder), way, ROUNDS) for way in LEARNING}
+    model, (*_, flowers) = results.pop("flower")
     figures = []
-    for way, (learned_here, (*_, share)) in found.items():
+    for way, (learned_here, (*_, share)) in results.items():
         bits = "the same bits" if same_bits(learned_here, model) else "other bits"
         value = f"{share:.1%}, Flower {flowers:.1%}; {bits}"
         good = abs(share - flowers) <= POINTS and (way != "collected" or same_bits(learned_here, model))

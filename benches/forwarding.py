@@ -36,10 +36,10 @@ def forwarding() -> list[Figure]:
     try:
         with _route(straight) as streams, _route(straight, "--grpc") as calls:
             ways = {"straight to the server": straight, "through forward": streams, "through forward --grpc": calls}
-            found: dict[str, list[float]] = {name: [] for name in ways}
+            rates_by_way: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(REPEATS):
                 for name, address in ways.items():
-                    found[name].append(_sent(grpc, address))
+                    rates_by_way[name].append(_sent(grpc, address))
     finally:
         server.stop(None)
     return [
@@ -50,7 +50,7 @@ def forwarding() -> list[Figure]:
             None,
             {"bytes_per_second": rates},
         )
-        for name, rates in found.items()
+        for name, rates in rates_by_way.items()
     ]
 
 

@@ -47,13 +47,13 @@ def goals() -> list[Figure]:
 
 def _repeated(ways: dict[str, tuple[Way, NetworkPath, int]]) -> dict[str, list[Sent]]:
     """Send an update in each way, alternately, ``REPEATS`` times."""
-    found: dict[str, list[Sent]] = {name: [] for name in ways}
+    updates_by_way: dict[str, list[Sent]] = {name: [] for name in ways}
     for repeat in range(REPEATS):
         for name, (way, path, mib) in ways.items():
             (one,) = updates(send(way, path, mib, seed=repeat), mib)
-            found[name].append(one)
+            updates_by_way[name].append(one)
             note(f"{repeat + 1}/{REPEATS} {name}: {one.goodput / 1e6:.1f} Mbit/s, {one.missing:.2%} missing")
-    return found
+    return updates_by_way
 
 
 def _flows() -> list[Figure]:

@@ -131,10 +131,10 @@ def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int =
     """Measure how much a node that trains 20 times as long delays the others, which wait until an adaptive deadline."""
     label = f"one node of 8 trains {times} times as long, 3-regular, deadline: an iteration of the others"
     note(label)
-    found: dict[int, list[float]] = {1: [], times: []}
+    waits: dict[int, list[float]] = {1: [], times: []}
     models_used = 0
     for _ in range(turns):
-        for factor, seconds in found.items():
+        for factor, seconds in waits.items():
             made = gathered(8, 3, 64 << 10, '{"wait": "deadline"}')
             over = threading.Event()
             slow, *others = made
@@ -151,7 +151,7 @@ def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int =
                 node.core.close("done")
             beside.join()
             slow.core.close("done")
-    alike, beside_slow = Spread.of(found[1]), Spread.of(found[times])
+    alike, beside_slow = Spread.of(waits[1]), Spread.of(waits[times])
     ratio = beside_slow.median / alike.median
     value = f"{beside_slow.text(1e3)} ms, among nodes alike {alike.text(1e3)} ms, ratio {ratio:.2f}"
     value += f"; its models were used {models_used} times"

@@ -126,8 +126,8 @@ def send(
 
 
 def _table(settings: dict[str, str | None]) -> str:
-    found = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
-    return f"{{ {', '.join(found)} }}"
+    entries = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
+    return f"{{ {', '.join(entries)} }}"
 
 
 def updates(run: Run, mib: int) -> list[Sent]:
@@ -145,8 +145,8 @@ def _sent(run: Run, way: Transfer, size: int) -> Sent:
 
 def _full(run: Run, client: str, begin: float) -> float:
     """Return when the client's link first carried 90 % of its rate after ``begin``; infinity if it never did."""
-    found = [line for line in run.samples if (line.link, line.direction) == (client, "ab")]
-    for line in found:
+    samples = [line for line in run.samples if (line.link, line.direction) == (client, "ab")]
+    for line in samples:
         rate = (
             8 * (line.bytes_out[WINDOW:] - line.bytes_out[:-WINDOW]) / (line.seconds[WINDOW:] - line.seconds[:-WINDOW])
         )

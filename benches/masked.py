@@ -86,11 +86,11 @@ def thousand() -> list[Figure]:
 
 def threads() -> dict[str, float]:
     """Return the CPU seconds of this process's threads so far, by the threads' names."""
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for task in Path("/proc/self/task").iterdir():
         nanoseconds = int((task / "schedstat").read_text().split()[0])
-        found[(task / "comm").read_text().strip()] += nanoseconds / 1e9
-    return found
+        seconds[(task / "comm").read_text().strip()] += nanoseconds / 1e9
+    return seconds
 
 
 def receiver() -> list[Figure]:

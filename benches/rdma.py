@@ -178,6 +178,6 @@ def _transfers(way: Way, mib: int, network: str, rounds: int) -> list[Transfer]:
         record = folder / json.loads(done.stdout)["record"]
         if way.transport == "rdma" and DRIVER not in (record / "log.txt").read_text():
             raise RunError("its links were tcp: see `thalweg doctor`")
-        found = list(read_run(record).transfers)
-    note(f"{way.transport} {way.options}, {mib} MiB, {network!r}: {[round(_seconds(row), 4) for row in found]} s")
-    return found
+        transfers = list(read_run(record).transfers)
+    note(f"{way.transport} {way.options}, {mib} MiB, {network!r}: {[round(_seconds(row), 4) for row in transfers]} s")
+    return transfers

@@ -86,8 +86,8 @@ def server(size: int, clients: int, **options: Any) -> _core.Server:
 
 def counters(one: _core.Server) -> dict[str, Any]:
     """Return the counters of a server's workers, by their names in the manifest's table ``tree``."""
-    found: dict[str, Any] = json.loads(one.tree() or "{}")
-    return found
+    counts: dict[str, Any] = json.loads(one.tree() or "{}")
+    return counts
 
 
 def interleaved(size: int, clients: int, repetitions: int, **options: Any) -> tuple[list[Outcome], list[float]]:

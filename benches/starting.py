@@ -63,8 +63,8 @@ def _options(start: str) -> CoreOptions:
 def _children(process: str) -> set[str]:
     """Return the children of a process that run a worker's program."""
     tasks = Path("/proc", process, "task").iterdir()
-    found = {child for task in tasks for child in (task / "children").read_text().split()}
-    return {child for child in found if b"aggregator.py" in Path("/proc", child, "cmdline").read_bytes()}
+    children = {child for task in tasks for child in (task / "children").read_text().split()}
+    return {child for child in children if b"aggregator.py" in Path("/proc", child, "cmdline").read_bytes()}
 
 
 def _kill(process: int) -> float:
@@ -89,14 +89,14 @@ def _until_ready(one: _core.Server, count: int) -> None:
 
 
 def _start(facts: dict[str, Any]) -> Figure:
-    times = {way: found["start_us"] for way, found in facts.items()}
+    times = {way: counts["start_us"] for way, counts in facts.items()}
     forked = times["template"]["p50"] / 1e3
     texts = [f"{way} p50 {one['p50'] / 1e3:.1f} ms, p99 {one['p99'] / 1e3:.1f} ms" for way, one in times.items()]
     return Figure("start of a worker", "; ".join(texts), f"p50 {START:.0f} ms, template", forked <= START, facts)
 
 
-def _resume(found: dict[str, Any], lost: list[float]) -> Figure:
-    ended, resumed = statistics.median(lost) * 1e3, found["resume_us"]["p50"] / 1e3
+def _resume(counts: dict[str, Any], lost: list[float]) -> Figure:
+    ended, resumed = statistics.median(lost) * 1e3, counts["resume_us"]["p50"] / 1e3
     value = f"p50 {ended + resumed:.1f} ms: {ended:.1f} until it has ended, {resumed:.1f} until another one is ready"
     name = "killed worker's task goes on, before it folds again"
-    return Figure(name, value, f"{RESUME:.0f} ms", ended + resumed <= RESUME, {**found, "gone_seconds": lost})
+    return Figure(name, value, f"{RESUME:.0f} ms", ended + resumed <= RESUME, {**counts, "gone_seconds": lost})

@@ -40,18 +40,18 @@ def _transfers() -> list[Figure]:
         for number in range(1, REPETITIONS + 2):
             for one in servers.values():
                 one.round(number, "{}", None)
-        told = {name: counters(one) for name, one in servers.items()}
+        counts = {name: counters(one) for name, one in servers.items()}
         for one in servers.values():
             one.close("done")
-    return [_beside(name, least, told) for name, least in SYSTEMS.items() if least is not None]
+    return [_beside(name, least, counts) for name, least in SYSTEMS.items() if least is not None]
 
 
-def _beside(name: str, least: float, told: dict[str, Any]) -> Figure:
-    base, folded = told["lifl"]["fold_us"]["p50"] / 1e3, told[name]["fold_us"]["p50"] / 1e3
-    handed, ratio = told[name]["handover_us"]["p50"] / 1e3, folded / base
+def _beside(name: str, least: float, counts: dict[str, Any]) -> Figure:
+    base, folded = counts["lifl"]["fold_us"]["p50"] / 1e3, counts[name]["fold_us"]["p50"] / 1e3
+    handed, ratio = counts[name]["handover_us"]["p50"] / 1e3, folded / base
     value = f"{ratio:.2f} times: {folded:.0f} ms ({handed:.0f} the transfer), lifl {base:.0f} ms"
     figure = f"transfer and fold of {SIZE // 10**6} MB by {name}, against lifl"
-    details = {key: told[key] for key in (name, "lifl")}
+    details = {key: counts[key] for key in (name, "lifl")}
     return Figure(figure, value, f"{least:g} times", ratio >= least, details)
 
 

@@ -30,14 +30,14 @@ def gathered(nodes: int, degree: int, size: int, config: str) -> list[Driven]:
     """Return nodes that are connected to their neighbours, with a model of ``size`` bytes."""
     layout = _core.Layout([("w", "F32", [size // 4])])
     made = [_core.Node(_core.Arena(layout), name(place), "tcp://127.0.0.1:0", config) for place in range(nodes)]
-    found = []
+    started = []
     for place, node in enumerate(made):
         near = {name(other): made[other].address for other in neighbours(place, nodes, degree)}
         node.meet(json.dumps(near))
-        found.append(Driven(node, list(near)))
-    for one in found:
+        started.append(Driven(node, list(near)))
+    for one in started:
         one.core.gather(len(one.neighbours), LIMIT)
-    return found
+    return started
 
 
 def iterations(node: Driven, rounds: int | None, train: Callable[[], object] = lambda: None) -> list[float]:
@@ -59,16 +59,16 @@ def iterations(node: Driven, rounds: int | None, train: Callable[[], object] = l
 
 def driven(work: Sequence[Callable[[], list[float]]]) -> list[list[float]]:
     """Do all work at the same time and return the results. Raises RuntimeError if one failed."""
-    found: dict[int, list[float]] = {}
+    results: dict[int, list[float]] = {}
 
     def do(place: int) -> None:
-        found[place] = work[place]()
+        results[place] = work[place]()
 
     threads = [threading.Thread(target=do, args=(place,)) for place in range(len(work))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if len(found) != len(work):
-        raise RuntimeError(f"{len(work) - len(found)} nodes failed")
-    return [found[place] for place in range(len(work))]
+    if len(results) != len(work):
+        raise RuntimeError(f"{len(work) - len(results)} nodes failed")
+    return [results[place] for place in range(len(work))]

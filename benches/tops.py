@@ -67,7 +67,7 @@ def _run(top: str) -> dict[str, Any]:
 
 
 def _figure(what: str, values: dict[str, list[float]], least: float | None) -> Figure:
-    spreads = {name: Spread.of(found) for name, found in values.items()}
+    spreads = {name: Spread.of(seconds) for name, seconds in values.items()}
     times = spreads["first-finished"].median / spreads["sharded"].median
     value = f"{times:.1f} times: {', '.join(f'{name} {one.text()} s' for name, one in spreads.items())}"
     limit = "no limit" if least is None else f"{least:.0f} times"

@@ -48,8 +48,8 @@ def benched(
     plan = BenchPlan.of({"repetitions": repetitions, "base": base, "matrix": matrix})
     with tempfile.TemporaryDirectory() as place:
         folder = Folder.create(Path(place), "bench", plan)
-        found = Bench(folder, Matrix.of(plan)).run(progress_on_stderr())
-        yield folder, found.cells
+        results = Bench(folder, Matrix.of(plan)).run(progress_on_stderr())
+        yield folder, results.cells
 
 
 def payload(size: int, rounds: int) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def peers() -> list[Figure]:
         for _ in range(3):
             command = ["thalweg", "run", "--transport", name, "--model", "payload:8MiB", "--rounds", "10", "--json"]
             with tempfile.TemporaryDirectory() as place:
-                found = said([*command, "--record", place])
-            ours += [row["seconds"] for row in found["rounds"]][1:]
+                printed = said([*command, "--record", place])
+            ours += [row["seconds"] for row in printed["rounds"]][1:]
             for reference in references:
                 theirs[reference] += said([f"benches.clients.{reference[0]}", "--rounds", "10", *reference[1:]])[
                     "seconds"

@@ -29,8 +29,8 @@ def trees() -> list[Figure]:
     routes = ["node", "kernel"] if _kernel() else ["node"]
     for size in SIZES:
         note(f"rounds of payload:{size // MIB}MiB, {CLIENTS} clients, folded by the server and by workers")
-        completions, told, woken = _turns(size, routes)
-        figures += [_hand_over(size, told[route], woken) for route in routes]
+        completions, counts, woken = _turns(size, routes)
+        figures += [_hand_over(size, counts[route], woken) for route in routes]
         figures.append(_completion(size, completions))
     return figures
 
@@ -65,10 +65,10 @@ def _turns(size: int, routes: list[str]) -> tuple[dict[str, Spread], dict[str, A
             seconds["server"].append(outcome["fold"]["completion_seconds"])
             for name in list(makers)[1:]:
                 seconds[name].append(_round(servers[name], number)["fold"]["completion_seconds"])
-        told = {route: counters(servers[f"one worker, {route}"]) for route in routes}
+        counts = {route: counters(servers[f"one worker, {route}"]) for route in routes}
         for one in servers.values():
             one.close("done")
-    return {name: Spread.of(values[1:]) for name, values in seconds.items()}, told, sleeping.seconds[1:]
+    return {name: Spread.of(values[1:]) for name, values in seconds.items()}, counts, sleeping.seconds[1:]
 
 
 def _round(one: _core.Server, number: int) -> dict[str, Any]:

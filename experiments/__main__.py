@@ -21,8 +21,8 @@ def main() -> int:
     """Run the command; return the exit code."""
     remember_interrupts()
     try:
-        given = _arguments()
-        return int(given.command(given))
+        arguments = _arguments()
+        return int(arguments.command(arguments))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         leave(interrupted_code())
@@ -55,42 +55,42 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _list(given: argparse.Namespace) -> int:
-    found = {name: Experiment.load(name).title for name in names()}
-    print(json.dumps(found) if given.as_json else "\n".join(f"{name}: {title}" for name, title in found.items()))
+def _list(arguments: argparse.Namespace) -> int:
+    titles = {name: Experiment.load(name).title for name in names()}
+    print(json.dumps(titles) if arguments.as_json else "\n".join(f"{name}: {title}" for name, title in titles.items()))
     return 0
 
 
-def _run(given: argparse.Namespace) -> int:
-    modes = None if given.modes is None else given.modes.split(",")
+def _run(arguments: argparse.Namespace) -> int:
+    modes = None if arguments.modes is None else arguments.modes.split(",")
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    found = run(given.name, given.scale, modes, given.out, note, repetitions=given.repetitions)
-    _show(found, as_json=given.as_json)
+    judged = run(arguments.name, arguments.scale, modes, arguments.out, note, repetitions=arguments.repetitions)
+    _show(judged, as_json=arguments.as_json)
     return 0
 
 
-def _judge(given: argparse.Namespace) -> int:
-    _show(judge(given.name, ROOT / given.name / measured.FILE), as_json=given.as_json)
+def _judge(arguments: argparse.Namespace) -> int:
+    _show(judge(arguments.name, ROOT / arguments.name / measured.FILE), as_json=arguments.as_json)
     return 0
 
 
-def _results(given: argparse.Namespace) -> int:
-    file = str(results.update(given.study))
-    print(json.dumps({"written": file}) if given.as_json else file)
+def _results(arguments: argparse.Namespace) -> int:
+    file = str(results.update(arguments.study))
+    print(json.dumps({"written": file}) if arguments.as_json else file)
     return 0
 
 
-def _show(found: list[Judged], *, as_json: bool) -> None:
+def _show(judged: list[Judged], *, as_json: bool) -> None:
     rows = [
         {
             **one.claim,
             "rule": rule(one.claim),
             "modes": {mode: {"seen": v.seen, "words": v.words, "runs": v.runs} for mode, v in one.verdicts.items()},
         }
-        for one in found
+        for one in judged
     ]
     if as_json:
         print(json.dumps(rows))

@@ -53,13 +53,13 @@ TARGET: Final = 0.7
 
 def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
-    found: dict[int, list[Table]] = defaultdict(list)
+    tables_by_cell: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
         if run.status == "complete" and run.record:
             record = Record(folder / run.record)
             numbers = of_run(record.manifest["tree"], list(record.rounds()))
-            found[run.cell].append({**numbers, **played(record.path)})
-    return {cell: joined(tables) for cell, tables in found.items()}
+            tables_by_cell[run.cell].append({**numbers, **played(record.path)})
+    return {cell: joined(tables) for cell, tables in tables_by_cell.items()}
 
 
 def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Table:
@@ -88,18 +88,18 @@ def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Tabl
 def played(folder: Path) -> Table:
     """Return the simulator's numbers for a run; none if it cannot replay the run."""
     try:
-        found = replayed(folder)
+        simulation = replayed(folder)
     except RecordError:
         return {"simulated": None, "off": None}
-    return {"simulated": rounded(found["simulated_seconds"]), "off": rounded(found["off"])}
+    return {"simulated": rounded(simulation["simulated_seconds"]), "off": rounded(simulation["off"])}
 
 
 def joined(tables: Sequence[Table]) -> Table:
     """Return the medians of several runs' numbers."""
-    found: Table = {key: middle(table[key] for table in tables) for key in NUMBERS}
+    medians: Table = {key: middle(table[key] for table in tables) for key in NUMBERS}
     system = tables[0]["system"]
     completions = [table["completion"] for table in tables]
-    return {**found, "system": system, "completion_by_run": completions, "by_run": scalars(tables)}
+    return {**medians, "system": system, "completion_by_run": completions, "by_run": scalars(tables)}
 
 
 def _total(cpu: Mapping[str, Any]) -> float:

@@ -172,11 +172,11 @@ def _is_of(claim: Claim, cell: Cell, place: Mapping[str, str]) -> bool:
 
 
 def _in_run(cells: Sequence[Cell], at: int) -> list[Cell]:
-    found = [cell.in_run(at) for cell in cells]
-    for cell, one in zip(cells, found, strict=True):
+    cells_of_run = [cell.in_run(at) for cell in cells]
+    for cell, one in zip(cells, cells_of_run, strict=True):
         if one is None:
             raise NotKeptError(f"{cell.runs} runs of {', '.join(cell.labels.values())}")
-    return [cell for cell in found if cell is not None]
+    return [cell for cell in cells_of_run if cell is not None]
 
 
 def _seen(runs: Sequence[Found]) -> str:
@@ -221,10 +221,10 @@ def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 
 
 def _each(cells: Sequence[Cell], place: Mapping[str, str], number: str) -> list[float]:
-    found = [cell.numbers.get(number) for cell in cells if cell.is_at(place)]
-    if not found or None in found:
+    values = [cell.numbers.get(number) for cell in cells if cell.is_at(place)]
+    if not values or None in values:
         raise MissingError(", ".join(place.values()) or "the cells")
-    return [float(one) for one in found if one is not None]
+    return [float(one) for one in values if one is not None]
 
 
 def _accuracy(cells: Sequence[Cell], place: Mapping[str, str]) -> float:
@@ -245,8 +245,8 @@ def _quotient(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell], at: Map
 
 
 def _ratio(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
-    found = _quotient(claim, cells, base, {})
-    return Found([Part(found, *_agreeing(claim["value"]))], [found], _two)
+    ratio = _quotient(claim, cells, base, {})
+    return Found([Part(ratio, *_agreeing(claim["value"]))], [ratio], _two)
 
 
 def _agreeing(paper: float) -> tuple[float, float]:
@@ -256,8 +256,8 @@ def _agreeing(paper: float) -> tuple[float, float]:
 
 
 def _reaches(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
-    found = _quotient(claim, cells, base, {})
-    return Found([Part(found, low=claim["value"])], [found], _two)
+    ratio = _quotient(claim, cells, base, {})
+    return Found([Part(ratio, low=claim["value"])], [ratio], _two)
 
 
 def _more(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
@@ -271,9 +271,9 @@ def _along(claim: Claim) -> list[dict[str, str]]:
 
 
 def _added(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
-    found, paper = value(cells, claim["of"]) - value(base, claim["of"]), claim["value"]
+    difference, paper = value(cells, claim["of"]) - value(base, claim["of"]), claim["value"]
     low, high = sorted((paper / AGREES, paper * AGREES))
-    return Found([Part(found, low, high)], [found], lambda one: f"{one:+.1f}", " s")
+    return Found([Part(difference, low, high)], [difference], lambda one: f"{one:+.1f}", " s")
 
 
 def _series(claim: Claim, cells: Sequence[Cell]) -> list[float]:
@@ -281,18 +281,18 @@ def _series(claim: Claim, cells: Sequence[Cell]) -> list[float]:
 
 
 def _falls(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
-    found = _series(claim, cells)
-    return _written(claim, found, [Part(a / b, low=MORE) for a, b in pairwise(found)])
+    values = _series(claim, cells)
+    return _written(claim, values, [Part(a / b, low=MORE) for a, b in pairwise(values)])
 
 
 def _rises(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
-    found = _series(claim, cells)
-    return _written(claim, found, [Part(b / a, low=MORE) for a, b in pairwise(found)])
+    values = _series(claim, cells)
+    return _written(claim, values, [Part(b / a, low=MORE) for a, b in pairwise(values)])
 
 
 def _level(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
-    found = _series(claim, cells)
-    return _written(claim, found, [Part(max(found) / min(found), high=claim["factor"])])
+    values = _series(claim, cells)
+    return _written(claim, values, [Part(max(values) / min(values), high=claim["factor"])])
 
 
 def _close(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
@@ -319,14 +319,14 @@ def _about(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
 
 
 def _of_each(claim: Claim, cells: Sequence[Cell], low: float = -math.inf, high: float = math.inf) -> Found:
-    found = _each(cells, claim["of"], _number(claim))
+    values = _each(cells, claim["of"], _number(claim))
     factor, _ = NUMBERS[_number(claim)]
-    return _written(claim, found, [Part(one * factor, low, high) for one in found])
+    return _written(claim, values, [Part(one * factor, low, high) for one in values])
 
 
 def _even(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
-    found = _each(cells, claim["of"], "jain")
-    return Found([Part(one, low=EVEN) for one in found], found, lambda one: f"{one:.3f}")
+    indices = _each(cells, claim["of"], "jain")
+    return Found([Part(one, low=EVEN) for one in indices], indices, lambda one: f"{one:.3f}")
 
 
 def _written(claim: Claim, values: Sequence[float], parts: Sequence[Part]) -> Found:

@@ -70,13 +70,13 @@ class Flow:
 
 def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
-    found: dict[int, list[Table]] = defaultdict(list)
+    tables_by_cell: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
         if run.status == "complete" and run.record:
             numbers = of_run(read_run(folder / run.record))
             watched = folder / "cells" / f"{Path(run.record).name}{senders.SUFFIX}"
-            found[run.cell].append(with_senders(numbers, watched) if watched.is_file() else numbers)
-    return {cell: joined(tables) for cell, tables in found.items()}
+            tables_by_cell[run.cell].append(with_senders(numbers, watched) if watched.is_file() else numbers)
+    return {cell: joined(tables) for cell, tables in tables_by_cell.items()}
 
 
 def with_senders(numbers: Table, file: Path) -> Table:
@@ -92,12 +92,12 @@ def with_senders(numbers: Table, file: Path) -> Table:
 def joined(tables: Sequence[Table]) -> Table:
     """Return one cell's numbers from those of its runs."""
     names = [name for name in tables[0] if name not in ("flows", "timeline")]
-    found: Table = {name: middle(table[name] for table in tables) for name in names}
+    medians: Table = {name: middle(table[name] for table in tables) for name in names}
     clients = dict.fromkeys(client for table in tables for client in table["flows"])
-    found["flows"] = {client: middle(table["flows"].get(client) for table in tables) for client in clients}
-    found |= {"timeline": tables[0]["timeline"]} if "timeline" in tables[0] else {}
+    medians["flows"] = {client: middle(table["flows"].get(client) for table in tables) for client in clients}
+    medians |= {"timeline": tables[0]["timeline"]} if "timeline" in tables[0] else {}
     spread = {f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}
-    return {**found, **spread, "by_run": scalars(tables)}
+    return {**medians, **spread, "by_run": scalars(tables)}
 
 
 def of_run(run: Run) -> Table:
@@ -124,12 +124,12 @@ def of_run(run: Run) -> Table:
 
 def flows(transfers: Iterable[Transfer]) -> dict[int, list[Flow]]:
     """Return the updates of each round, without those of which no byte arrived."""
-    found: dict[int, list[Flow]] = defaultdict(list)
+    by_round: dict[int, list[Flow]] = defaultdict(list)
     for row in transfers:
         begin, end = row.receive_start, row.receive_end
         if row.direction == "up" and row.bytes and begin is not None and end is not None and end > begin:
-            found[row.round].append(Flow(row.client, row.bytes, row.missing or 0, begin, end))
-    return dict(found)
+            by_round[row.round].append(Flow(row.client, row.bytes, row.missing or 0, begin, end))
+    return dict(by_round)
 
 
 def together(flows: Sequence[Flow]) -> float:
@@ -186,14 +186,14 @@ def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
 def _waited(run: Run, rounds: Sequence[Sequence[Flow]], rates: Mapping[str, float]) -> list[float]:
     """Return the mean queue of each limited link while updates were under way, in seconds at the link's rate."""
     spans = [(min(flow.begin for flow in flows), max(flow.end for flow in flows)) for flows in rounds]
-    found = []
+    queues = []
     for line in run.samples:
         rate = rates.get(line.link) if line.direction == UP else None
         pairs = zip(line.seconds.tolist(), line.queue_bytes.tolist(), strict=True)
         waiting = [held for at, held in pairs if any(begin <= at <= end for begin, end in spans)]
         if rate and waiting:
-            found.append(8 * fmean(waiting) / rate)
-    return found
+            queues.append(8 * fmean(waiting) / rate)
+    return queues
 
 
 def _widest(rounds: Iterable[Sequence[Flow]]) -> int:

@@ -28,12 +28,12 @@ BOX_WIDTH: Final = 0.6
 
 def boxes(axis: Axes, cells: Sequence[Cell]) -> None:
     """Draw the exchanges of each case as a box with its median, mean and whiskers."""
-    known = [cell for cell in cells if cell.numbers.get("box")]
+    with_box = [cell for cell in cells if cell.numbers.get("box")]
     names = ("whislo", "q1", "med", "q3", "whishi")
     stats = [
         {**dict(zip(names, (1e3 * one for one in cell.numbers["box"]), strict=True)),
          "mean": 1e3 * cell.numbers["exchange_mean"], "fliers": [], "label": cell.labels["case"]}
-        for cell in known
+        for cell in with_box
     ]  # fmt: skip
     axis.bxp(stats, showfliers=False, showmeans=True, widths=BOX_WIDTH)
     axis.set_yscale("log")
@@ -64,13 +64,13 @@ def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, cases: Sequence[str]
         axis.set_title(title, fontsize=8)
 
 
-def network(axis: Axes, found: dict[str, Any]) -> None:
+def network(axis: Axes, drawing: dict[str, Any]) -> None:
     """Draw a graph; the nodes that finished after all their neighbours are red."""
-    nodes = 1 + max(max(edge) for edge in found["edges"])
-    places = positions(nodes, [(a, b) for a, b in found["edges"]])
-    for a, b in found["edges"]:
+    nodes = 1 + max(max(edge) for edge in drawing["edges"])
+    places = positions(nodes, [(a, b) for a, b in drawing["edges"]])
+    for a, b in drawing["edges"]:
         axis.plot(*zip(places[a], places[b], strict=True), color="grey", linewidth=0.6, zorder=1)
-    last = set(found["last"])
+    last = set(drawing["last"])
     hues = ["red" if node in last else "white" for node in range(nodes)]
     xs, ys = zip(*places, strict=True)
     axis.scatter(xs, ys, c=hues, edgecolors="black", s=40, zorder=2)

@@ -61,21 +61,21 @@ WHISKER: Final = 1.5
 
 def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
-    found: dict[int, list[Table]] = defaultdict(list)
+    tables_by_cell: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
         if run.status == "complete" and run.record:
             noted = folder / "cells" / f"{Path(run.record).name}{load.SUFFIX}"
             others = json.loads(noted.read_text())["others"] if noted.is_file() else None
-            found[run.cell].append({**of_run(read_run(folder / run.record)), "others": others})
-    return {cell: joined(tables) for cell, tables in found.items()}
+            tables_by_cell[run.cell].append({**of_run(read_run(folder / run.record)), "others": others})
+    return {cell: joined(tables) for cell, tables in tables_by_cell.items()}
 
 
 def joined(tables: Sequence[Table]) -> Table:
     """Return one cell's numbers from those of its runs."""
-    found: Table = {name: middle(table[name] for table in tables) for name in tables[0] if name not in OF_ONE}
-    found |= {name: tables[0][name] for name in OF_ONE}
+    medians: Table = {name: middle(table[name] for table in tables) for name in tables[0] if name not in OF_ONE}
+    medians |= {name: tables[0][name] for name in OF_ONE}
     spread = {f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}
-    return {**found, **spread, "by_run": scalars(tables)}
+    return {**medians, **spread, "by_run": scalars(tables)}
 
 
 def of_run(run: Run) -> Table:
@@ -85,9 +85,9 @@ def of_run(run: Run) -> Table:
     exchanges = np.array([row.exchange_seconds for row in run.iterations])
     curve = curve_of(run)
     end: Mapping[str, Any] = curve[-1] if curve else {}
-    found = graph(run)
-    edges = [] if found is None else list(found.edges)
-    names = [] if found is None else [node.node for node in found.nodes]
+    numbers = graph(run)
+    edges = [] if numbers is None else list(numbers.edges)
+    names = [] if numbers is None else [node.node for node in numbers.nodes]
     last, gaps = gaps_of(names, edges, run.iterations)
     carried = sum(row.bytes_expected or 0 for row in run.iterations)
     return {
@@ -124,14 +124,14 @@ def curve_of(run: Run) -> list[Table]:
         loss = json_object(row.metrics).get("loss")
         if row.round in tested and isinstance(loss, float):
             trained[row.round].append(loss)
-    found = []
+    points = []
     for number, rows in sorted(tested.items()):
         point: Table = {"round": number, "seconds": _mean(row.at for row in rows)}
         for key, values in (("accuracy", [row.accuracy for row in rows]), ("loss", [row.loss for row in rows])):
             point |= {key: _mean(values), f"{key}_std": _std(values)}
         point["train_loss"] = _mean(trained[number])
-        found.append({key: value if key == "round" else rounded(value) for key, value in point.items()})
-    return found
+        points.append({key: value if key == "round" else rounded(value) for key, value in point.items()})
+    return points
 
 
 def gaps_of(

@@ -49,29 +49,29 @@ class Cell:
         return all(label in ("*", self.labels.get(axis)) for axis, label in place.items())
 
 
-def of_bench(found: Results, more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None) -> Table:
+def of_bench(results: Results, more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None) -> Table:
     """Return a mode's part of ``measured.json`` from the results of a bench.
 
     ``more`` has further numbers of cells, by the cell's number. ``how`` says how the mode was measured: command,
     commit, load.
     """
     runs: dict[int, list[RunNumbers]] = {}
-    for run in found.runs:
+    for run in results.runs:
         if run.numbers is not None:
             runs.setdefault(run.cell, []).append(run.numbers)
-    started = sorted(run.started for run in found.runs)
+    started = sorted(run.started for run in results.runs)
     return {
         **(how or {}),
-        "core": found.thalweg.commit,
+        "core": results.thalweg.commit,
         "began": started[0] if started else None,
         "ended": started[-1] if started else None,
-        "accounting": found.accounting,
-        "repetitions": found.repetitions,
-        "machine": {"kernel": found.kernel, **table_of(found.machine)},
-        "axes": found.axes,
+        "accounting": results.accounting,
+        "repetitions": results.repetitions,
+        "machine": {"kernel": results.kernel, **table_of(results.machine)},
+        "axes": results.axes,
         "cells": [
-            _joined(_cell(row, runs.get(row.cell, []), found.accounting), (more or {}).get(row.cell, {}))
-            for row in found.cells
+            _joined(_cell(row, runs.get(row.cell, []), results.accounting), (more or {}).get(row.cell, {}))
+            for row in results.cells
         ],
     }
 
@@ -217,7 +217,11 @@ def _before(file: Path, scale: str) -> dict[str, Table]:
 
 def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str]) -> None:
     """Write the measurements of each mode, in ``order``. The file keeps other modes that have this scale."""
-    found = {**_before(file, scale), **modes}
-    content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in order if mode in found}}
+    all_modes = {**_before(file, scale), **modes}
+    content = {
+        "experiment": name,
+        "scale": scale,
+        "modes": {mode: all_modes[mode] for mode in order if mode in all_modes},
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n")

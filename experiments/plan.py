@@ -53,10 +53,10 @@ class Plot(Section):
     @model_validator(mode="after")
     def _keys_of_its_kind(self) -> Plot:
         needed, optional = _KEYS[self.kind]
-        given = {key for key in ("along", "panels", "graph") if getattr(self, key) is not None}
-        if missing := sorted(needed - given):
+        present = {key for key in ("along", "panels", "graph") if getattr(self, key) is not None}
+        if missing := sorted(needed - present):
             raise ValueError(f"a plot of kind {self.kind!r} needs {' and '.join(missing)}")
-        if unused := sorted(given - needed - optional):
+        if unused := sorted(present - needed - optional):
             raise ValueError(f"a plot of kind {self.kind!r} has no {' or '.join(unused)}")
         return self
 
@@ -132,8 +132,8 @@ class Experiment(Section):
 
     def axes(self, mode: str, scale: str) -> dict[str, list[str]]:
         """Return the labels of each axis, in their order. Raises PlanError."""
-        found = axes(self.bench(mode, scale).matrix, mode)
-        return {axis: [named(value) for value in values] for axis, values in found.items()}
+        labels = axes(self.bench(mode, scale).matrix, mode)
+        return {axis: [named(value) for value in values] for axis, values in labels.items()}
 
 
 def names() -> list[str]:
@@ -158,8 +158,8 @@ def _whole(table: dict[str, Any], study: Path) -> dict[str, Any]:
 
 def _over(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``table`` with ``other`` merged into it, recursively."""
-    found = deepcopy(dict(table))
+    merged = deepcopy(dict(table))
     for key, value in other.items():
-        inner = found.get(key)
-        found[key] = _over(inner, value) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
-    return found
+        inner = merged.get(key)
+        merged[key] = _over(inner, value) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
+    return merged

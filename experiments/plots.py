@@ -118,9 +118,9 @@ def _bars(axis: Axes, cells: Sequence[Cell], groups: str, shown: Quantity) -> No
     width = 0.8 / max(1, len(cases))
     for at, case in enumerate(cases):
         xs = [place + (at - (len(cases) - 1) / 2) * width for place in range(len(places))]
-        found = [_one(cells, {groups: place, "case": case}) for place in places]
-        known = [(x, cell, shown.of(cell)) for x, cell in zip(xs, found, strict=True) if cell]
-        drawn = [(x, cell, height) for x, cell, height in known if height is not None]
+        row = [_one(cells, {groups: place, "case": case}) for place in places]
+        bars = [(x, cell, shown.of(cell)) for x, cell in zip(xs, row, strict=True) if cell]
+        drawn = [(x, cell, height) for x, cell, height in bars if height is not None]
         heights = [height for _, _, height in drawn]
         spread = [
             [height - min(shown.runs(cell)) for _, cell, height in drawn],
@@ -144,9 +144,9 @@ def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Q
     figure, (axis,) = _figure([""], title, ALONE)
     places = labels(cells, along)
     for at, case in enumerate(labels(cells, "case")):
-        found = [_one(cells, {along: place, "case": case}) for place in places]
-        known = [(x, cell, shown.of(cell)) for x, cell in enumerate(found) if cell]
-        points = [(x, cell, height) for x, cell, height in known if height]
+        row = [_one(cells, {along: place, "case": case}) for place in places]
+        drawn = [(x, cell, shown.of(cell)) for x, cell in enumerate(row) if cell]
+        points = [(x, cell, height) for x, cell, height in drawn if height]
         for x, cell, _ in points:
             axis.vlines(x, min(shown.runs(cell)), max(shown.runs(cell)), colour(at), linewidth=0.8)
         axis.plot([x for x, _, _ in points], [y for _, _, y in points], label=case, color=colour(at), marker=".")
@@ -167,9 +167,9 @@ def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
     width = 0.8 / max(1, len(clients))
     for at, client in enumerate(clients):
         rates = [(_one(cells, {"case": case}), x) for x, case in enumerate(cases)]
-        known = [(x, cell.numbers["flows"].get(client)) for cell, x in rates if cell is not None]
-        xs = [x + (at - (len(clients) - 1) / 2) * width for x, rate in known if rate]
-        axis.bar(xs, [1e-6 * rate for _, rate in known if rate], width * 0.9, label=client, color=colour(at))
+        bars = [(x, cell.numbers["flows"].get(client)) for cell, x in rates if cell is not None]
+        xs = [x + (at - (len(clients) - 1) / 2) * width for x, rate in bars if rate]
+        axis.bar(xs, [1e-6 * rate for _, rate in bars if rate], width * 0.9, label=client, color=colour(at))
     axis.set_xticks(range(len(cases)), cases)
     axis.set_ylabel("goodput of a client, Mbit/s")
     return _save(figure, axis, file)
@@ -177,11 +177,11 @@ def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
 
 def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
     """Draw the senders' windows and packets in flight over time, in a panel for each case. Returns the files."""
-    known = [cell for cell in cells if cell.numbers["timeline"]]
-    figure, axes = _figure([cell.labels["case"] for cell in known], title)
-    most = max((max(cell.numbers["timeline"]["window"]) for cell in known), default=1)
+    with_timeline = [cell for cell in cells if cell.numbers["timeline"]]
+    figure, axes = _figure([cell.labels["case"] for cell in with_timeline], title)
+    most = max((max(cell.numbers["timeline"]["window"]) for cell in with_timeline), default=1)
     words = {"cwnd": "congestion window", "in_flight": "in flight", "window": "receiver's window"}
-    for axis, cell in zip(axes, known, strict=True):
+    for axis, cell in zip(axes, with_timeline, strict=True):
         for at, (name, meaning) in enumerate(words.items()):
             axis.plot(
                 cell.numbers["timeline"]["seconds"], cell.numbers["timeline"][name], label=meaning, color=colour(at)

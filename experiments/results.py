@@ -80,10 +80,10 @@ def update(study: str) -> Path:
 def filled(text: str, study: str) -> str:
     """Return ``text`` with new tables between each mark ``<!-- measured NAME -->``, or ``simulated``, and its end."""
 
-    def replaced(found: re.Match[str]) -> str:
-        name = f"{study}/{found[2]}"
-        made = tables(name) if found[1] == "measured" else simulated.of_file(ROOT / name)
-        return f"<!-- {found[1]} {found[2]} -->\n\n{made}\n\n<!-- end of {found[2]} -->"
+    def replaced(mark: re.Match[str]) -> str:
+        name = f"{study}/{mark[2]}"
+        made = tables(name) if mark[1] == "measured" else simulated.of_file(ROOT / name)
+        return f"<!-- {mark[1]} {mark[2]} -->\n\n{made}\n\n<!-- end of {mark[2]} -->"
 
     return re.sub(MADE, replaced, text, flags=re.DOTALL)
 
@@ -147,11 +147,11 @@ def _figures(cell: Cell | None) -> list[str]:
 
 
 def _goodputs(modes: dict[str, list[Cell]]) -> str:
-    known = [cell.numbers for cells in modes.values() for cell in cells if "flows" in cell.numbers]
+    with_flows = [cell.numbers for cells in modes.values() for cell in cells if "flows" in cell.numbers]
     wanted = {
-        "slowest": any(numbers["clients"] > 1 for numbers in known),
-        "rivals": any(numbers.get("rivals") for numbers in known),
-        "jain": any(len(numbers["flows"]) > 1 for numbers in known),
+        "slowest": any(numbers["clients"] > 1 for numbers in with_flows),
+        "rivals": any(numbers.get("rivals") for numbers in with_flows),
+        "jain": any(len(numbers["flows"]) > 1 for numbers in with_flows),
     }
     columns = (*RATES[:2], *(column for column in AMONG if wanted[column[0]]), *RATES[2:])
     axes = list(next(iter(modes.values()))[0].labels)

@@ -117,10 +117,10 @@ def draw(name: str, numbers: Path, folder: Path) -> list[Path]:
 def judge(name: str, file: Path) -> list[Judged]:
     """Return the paper's claims with what the numbers in ``file`` show of them."""
     modes = measured.read(file)
-    found = []
+    judged = []
     for claim in claims.read(ROOT / name / "expected.json"):
         other = ROOT / name / ".." / str(claim.get("base")) / measured.FILE
         base = measured.read(other) if "base" in claim and other.is_file() else {}
         verdicts = {mode: claims.judge(claim, cells, base.get(mode, [])) for mode, cells in modes.items()}
-        found.append(Judged(claim, verdicts))
-    return found
+        judged.append(Judged(claim, verdicts))
+    return judged

@@ -59,8 +59,8 @@ def watched(rivals: int) -> Execute:
         try:
             failure = execute(plan, log, limit)
         finally:
-            found = watch.stop()
-        log.with_name(log.stem + SUFFIX).write_text(json.dumps(found))
+            samples = watch.stop()
+        log.with_name(log.stem + SUFFIX).write_text(json.dumps(samples))
         if watch.failure is not None and failure is None:
             return Failure(f"its senders were not watched: {watch.failure}", "See why, try again")
         return failure
@@ -127,20 +127,20 @@ class Watch:
 
 def ancestors(pid: int) -> list[int]:
     """Return the ids of a process's parent, of the parent's parent, and so on."""
-    found: list[int] = []
+    ids: list[int] = []
     while pid > 1:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             break
         pid = int(fields[1])
-        found.append(pid)
-    return found
+        ids.append(pid)
+    return ids
 
 
 def parsed(text: str) -> dict[str, Socket]:
     """Return the numbers that ``ss`` prints for each socket, by local port: in packets, but ``snd_wnd`` in bytes."""
-    found = {}
+    sockets = {}
     for line in text.splitlines():
         ends = _ENDS.search(line)
         if ends is None:
@@ -148,8 +148,8 @@ def parsed(text: str) -> dict[str, Socket]:
         numbers = {name: int(value) for name, value in _FIELDS.findall(ends[2])}
         again = _REPEATS.search(ends[2])
         numbers |= {"again": int(again[1]), "repeats": int(again[2])} if again else {"again": 0, "repeats": 0}
-        found[ends[1]] = numbers
-    return found
+        sockets[ends[1]] = numbers
+    return sockets
 
 
 def of_file(file: Path) -> dict[str, Any]:

@@ -90,9 +90,9 @@ def _one(figure: Simulated, size: str, name: str, updates: int) -> dict[str, Any
     return {**{key: last[key] for key in kept}, "cpu_seconds": sum(last["cpu"].values())}
 
 
-def verdicts(figure: Simulated, found: list[dict[str, Any]], *, accepted: bool) -> list[dict[str, Any]]:
+def verdicts(figure: Simulated, simulated_rows: list[dict[str, Any]], *, accepted: bool) -> list[dict[str, Any]]:
     """Compare the paper's numbers with the simulated ones. ``verdict`` is null if the simulation is not accepted."""
-    by = {(row["size"], row["system"], row["updates"]): row for row in found}
+    by = {(row["size"], row["system"], row["updates"]): row for row in simulated_rows}
 
     def number(one: Ratio, size: str, system: str) -> float:
         return float(by[size, system, one.updates][one.number])
@@ -141,7 +141,7 @@ def why_not(figure: Simulated, study: Path) -> str | None:
     return None
 
 
-def table(found: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | None) -> str:
+def table(simulated_rows: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | None) -> str:
     """Return the simulated numbers and the claims as Markdown."""
     lines = [
         "| size | system | updates | completion s | CPU s | aggregators | nodes |",
@@ -150,7 +150,7 @@ def table(found: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | 
     lines += [
         f"| {row['size']} | {row['system']} | {row['updates']} | {row['completion_seconds']:.3g} "
         f"| {row['cpu_seconds']:.3g} | {row['aggregators_created']} | {row['nodes_used']} |"
-        for row in found
+        for row in simulated_rows
     ]
     return "\n".join([*lines, "", claims_table(judged, why)])
 
@@ -166,8 +166,8 @@ def claims_table(judged: list[dict[str, Any]], why: str | None) -> str:
 
 def of_file(folder: Path) -> str:
     """Return the claims in a figure's ``simulated.json`` as Markdown."""
-    found = json.loads((folder / OUTCOME).read_text())
-    return claims_table(found["claims"], found["why"])
+    outcome = json.loads((folder / OUTCOME).read_text())
+    return claims_table(outcome["claims"], outcome["why"])
 
 
 def main() -> int:
@@ -177,16 +177,16 @@ def main() -> int:
     folder = ROOT / parser.parse_args().name
     try:
         figure = load(folder)
-        found = rows(figure)
+        simulated_rows = rows(figure)
     except ThalwegError as error:
         sys.stderr.write(f"error: {error.cause}\nhint: {error.hint}\n")
         return 2
     why = why_not(figure, folder.parent)
-    judged = verdicts(figure, found, accepted=why is None)
+    judged = verdicts(figure, simulated_rows, accepted=why is None)
     result: dict[str, Any] = {"simulated": True, "accepted": why is None, "why": why, "source": figure.source}
-    result |= {"rows": found, "claims": judged}
+    result |= {"rows": simulated_rows, "claims": judged}
     (folder / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
-    print(table(found, judged, why))
+    print(table(simulated_rows, judged, why))
     return 0
 
 

@@ -36,13 +36,13 @@ def parse(text: str) -> Version:
 
 def after(text: str, operator: str) -> Version:
     """Return the lowest version above the range ``^text`` or ``~text``."""
-    given = text.partition("-")[0].split(".")
+    numbers = text.partition("-")[0].split(".")
     major, minor, patch = parse(text)[:3]
     if operator == "~":
-        return (major, minor + 1, 0, False, "") if len(given) > 1 else (major + 1, 0, 0, False, "")
-    if major or len(given) == 1:
+        return (major, minor + 1, 0, False, "") if len(numbers) > 1 else (major + 1, 0, 0, False, "")
+    if major or len(numbers) == 1:
         return major + 1, 0, 0, False, ""
-    return (0, minor + 1, 0, False, "") if minor or len(given) == 2 else (0, 0, patch + 1, False, "")
+    return (0, minor + 1, 0, False, "") if minor or len(numbers) == 2 else (0, 0, patch + 1, False, "")
 
 
 def holds(version: str, requirement: str) -> bool:
@@ -51,10 +51,10 @@ def holds(version: str, requirement: str) -> bool:
 
 
 def compare(version: Version, comparator: str) -> bool:
-    found = COMPARATOR.fullmatch(comparator)
-    if found is None:
+    match = COMPARATOR.fullmatch(comparator)
+    if match is None:
         raise ValueError(f"{comparator!r} compares nothing")
-    operator, text = found[1] or "^", found[2]
+    operator, text = match[1] or "^", match[2]
     bound = parse(text)
     if operator in ("^", "~"):
         return bound <= version < after(text, operator)

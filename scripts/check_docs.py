@@ -64,11 +64,11 @@ def documents() -> list[Path]:
         capture_output=True,
         text=True,
     )
-    found = [ROOT / name for name in listing.stdout.split("\0") if name] or [
+    paths = [ROOT / name for name in listing.stdout.split("\0") if name] or [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
     ]
-    return sorted(path for path in set(found) if path.is_file())
+    return sorted(path for path in set(paths) if path.is_file())
 
 
 def blocks(path: Path) -> list[Block]:
@@ -83,10 +83,10 @@ def link_faults(path: Path) -> Iterator[str]:
         if "://" in target or target.startswith("mailto:"):
             continue
         name, _, anchor = target.partition("#")
-        found = path if not name else (path.parent / name).resolve()
-        if not found.exists():
+        linked = path if not name else (path.parent / name).resolve()
+        if not linked.exists():
             yield f"{path.relative_to(ROOT)}: the link {target} leads nowhere"
-        elif anchor and found.suffix == ".md" and anchor not in anchors(found):
+        elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
             yield f"{path.relative_to(ROOT)}: {name or path.name} has no heading #{anchor}"
 
 
@@ -117,16 +117,16 @@ def command_faults(block: Block) -> Iterator[str]:
 
 def thalweg_faults(words: list[str]) -> list[str]:
     """Return the subcommands and options of a thalweg command that do not exist."""
-    known = {
+    known_options = {
         name: {option for p in params(command) for option in (*p.opts, *p.secondary_opts)} for name, command in leaves()
     }
     if not words or words[0].startswith("-"):
         return [f"no option {word}" for word in words if word not in COMMON | OF_ALL]
-    name = next((n for n in (" ".join(words[:length]) for length in (3, 2, 1)) if n in known), None)
+    name = next((n for n in (" ".join(words[:length]) for length in (3, 2, 1)) if n in known_options), None)
     if name is None:
         return [] if words[0] in ("lab", "pki") and set(words[1:]) <= COMMON else [f"no command {words[0]}"]
     options = {word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)}
-    return [f"{name} has no option {option}" for option in sorted(options - known[name] - COMMON)]
+    return [f"{name} has no option {option}" for option in sorted(options - known_options[name] - COMMON)]
 
 
 def make_faults(words: list[str]) -> list[str]:
@@ -152,11 +152,11 @@ def bench_faults(block: Block) -> Iterator[str]:
         yield str(error)
 
 
-def made(found: re.Match[str]) -> str:
+def made(mark: re.Match[str]) -> str:
     """Return the up-to-date text of a generated part, with its marks."""
-    begin, name, old, end = found.groups()
+    begin, name, old, end = mark.groups()
     if name not in GENERATED:
-        return found[0]
+        return mark[0]
     around = "\n\n" if old.startswith("\n") else ""
     return f"{begin}{around}{GENERATED[name]()}{around}{end}"
 

@@ -111,21 +111,21 @@ def package_licences() -> dict[str, str | None]:
     """Return the licence of each Python package that thalweg and its extras need at run time."""
     project = toml.loads((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]
     extras = [requirement for group in project["optional-dependencies"].values() for requirement in group]
-    open_, found = [Requirement(text) for text in (*project["dependencies"], *extras)], dict[str, str | None]()
+    open_, licences = [Requirement(text) for text in (*project["dependencies"], *extras)], dict[str, str | None]()
     while open_:
         wanted = open_.pop()
         name = canonicalize_name(wanted.name)
-        if name in found or NOT_LOOKED_AT.fullmatch(name) or not applies(wanted, {""}):
+        if name in licences or NOT_LOOKED_AT.fullmatch(name) or not applies(wanted, {""}):
             continue
         try:
             package = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             print(f"package {name} is not installed here and was not looked at")
             continue
-        found[name] = licence(package)
+        licences[name] = licence(package)
         needs = [Requirement(text) for text in package.requires or ()]
         open_ += [need for need in needs if applies(need, wanted.extras | {""})]
-    return found
+    return licences
 
 
 def applies(requirement: Requirement, extras: set[str]) -> bool:

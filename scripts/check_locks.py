@@ -79,23 +79,23 @@ def dependencies(manifest: dict[str, Any]) -> tuple[set[str], set[str]]:
 def manifests() -> dict[str, dict[str, Any]]:
     """Return the manifests of all crates by name."""
     files = [*ROOT.glob("crates/**/Cargo.toml"), ROOT / "fuzz" / "Cargo.toml"]
-    found = [toml.loads(path.read_text(), str(path)) for path in files]
-    return {manifest["package"]["name"]: manifest for manifest in found}
+    tables = [toml.loads(path.read_text(), str(path)) for path in files]
+    return {manifest["package"]["name"]: manifest for manifest in tables}
 
 
 def main() -> int:
     """Print the faults; return 1 if there are any."""
-    found = {path: python_faults(path.read_text()) for path in PYTHON_LOCKS}
-    found |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
-    found[FUZZ_LOCK] += stale(toml.loads(FUZZ_LOCK.read_text(), str(FUZZ_LOCK)), manifests())
-    for path, faults in found.items():
+    faults_by_file = {path: python_faults(path.read_text()) for path in PYTHON_LOCKS}
+    faults_by_file |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
+    faults_by_file[FUZZ_LOCK] += stale(toml.loads(FUZZ_LOCK.read_text(), str(FUZZ_LOCK)), manifests())
+    for path, faults in faults_by_file.items():
         for fault in faults:
             print(f"{path.relative_to(ROOT)}: {fault}")
         print(f"{path.relative_to(ROOT)}: {len(faults)} faults")
-    if any(found.values()):
+    if any(faults_by_file.values()):
         print("hint: `make lock` or `cargo update` without settings of this machine, then look at the difference;")
         print("      `cargo metadata --manifest-path fuzz/Cargo.toml` if the lock file of fuzz is stale")
-    return 1 if any(found.values()) else 0
+    return 1 if any(faults_by_file.values()) else 0
 
 
 if __name__ == "__main__":

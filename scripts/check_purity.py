@@ -99,10 +99,10 @@ def named(crates: list[Path]) -> Iterator[str]:
             continue
         for path in sources(crate):
             for number, line in enumerate(code(path.read_text()).splitlines(), 1):
-                found = pattern.search(line)
-                if found and found[1] in LIBRARIES and crate.name in FOR_TESTS:
+                match = pattern.search(line)
+                if match and match[1] in LIBRARIES and crate.name in FOR_TESTS:
                     continue
-                if found and (path != REGISTRY or found[1] in LIBRARIES):
+                if match and (path != REGISTRY or match[1] in LIBRARIES):
                     yield f"{place(path, number)}: {line.strip()}: only the registry names a transport (invariant 2)"
 
 

@@ -89,11 +89,11 @@ RETIRED: Final = (
 
 def main() -> int:
     """Print each use of a retired word; return 1 if there is one."""
-    found = list(faults(ROOT, tracked(ROOT)))
-    for fault in found:
+    uses = list(faults(ROOT, tracked(ROOT)))
+    for fault in uses:
         print(fault)
-    print(f"{len(RETIRED)} retired words, {len(found)} uses")
-    return 1 if found else 0
+    print(f"{len(RETIRED)} retired words, {len(uses)} uses")
+    return 1 if uses else 0
 
 
 def tracked(root: Path) -> list[str]:

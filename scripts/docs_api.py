@@ -93,32 +93,32 @@ def stated(name: str) -> Iterator[str]:
             yield f"- `{one.name}`: `{ast.unparse(one.returns)}`. {' '.join(doc.split())}"
 
 
-def is_error(found: object) -> bool:
+def is_error(value: object) -> bool:
     """Return whether a public name is an error."""
-    return isinstance(found, type) and issubclass(found, ThalwegError)
+    return isinstance(value, type) and issubclass(value, ThalwegError)
 
 
 def entry(name: str) -> str:
     """Return the entry of a public name."""
-    found = getattr(thalweg, name)
+    value = getattr(thalweg, name)
     parts = [f"### {name}"]
-    if not isinstance(found, type):
-        return "\n\n".join([*parts, code(name, inspect.signature(found)), text(found)])
-    constructor = vars(found)["__init__"] if has_constructor(found) else None
+    if not isinstance(value, type):
+        return "\n\n".join([*parts, code(name, inspect.signature(value)), text(value)])
+    constructor = vars(value)["__init__"] if has_constructor(value) else None
     parts += [] if constructor is None else [code(name, without_self(constructor))]
-    parts += [text(one) for one in (found, constructor) if one is not None and one.__doc__]
-    if rows := [*attributes(found)]:
+    parts += [text(one) for one in (value, constructor) if one is not None and one.__doc__]
+    if rows := [*attributes(value)]:
         parts.append("\n".join(rows))
     parts += [
-        f"#### {name}.{method}\n\n{code(method, signature)}\n\n{doc}" for method, signature, doc in methods(found)
+        f"#### {name}.{method}\n\n{code(method, signature)}\n\n{doc}" for method, signature, doc in methods(value)
     ]
     return "\n\n".join(parts)
 
 
-def has_constructor(found: type) -> bool:
+def has_constructor(kind: type) -> bool:
     """Return whether users make objects of a class."""
-    made = is_dataclass(found) or issubclass(found, BaseModel) or getattr(found, "_is_protocol", False)
-    return not made and "__init__" in vars(found) and is_public(without_self(vars(found)["__init__"]))
+    made = is_dataclass(kind) or issubclass(kind, BaseModel) or getattr(kind, "_is_protocol", False)
+    return not made and "__init__" in vars(kind) and is_public(without_self(vars(kind)["__init__"]))
 
 
 def is_public(signature: inspect.Signature) -> bool:
@@ -134,19 +134,19 @@ def without_self(function: Any) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=ends)
 
 
-def attributes(found: type) -> Iterator[str]:
+def attributes(owner: type) -> Iterator[str]:
     """Yield a line for each attribute: the fields of a dataclass, and properties with their docstrings."""
-    if is_dataclass(found):
-        yield from (f"- `{one.name}`: `{one.type}`" for one in fields(found) if not one.name.startswith("_"))
-    for name, member in vars(found).items():
+    if is_dataclass(owner):
+        yield from (f"- `{one.name}`: `{one.type}`" for one in fields(owner) if not one.name.startswith("_"))
+    for name, member in vars(owner).items():
         if isinstance(member, property) and not name.startswith("_"):
             kind = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
             yield f"- `{name}`: `{PREFIX.sub('', str(kind))}`. {' '.join(text(member).split())}"
 
 
-def methods(found: type) -> Iterator[tuple[str, inspect.Signature, str]]:
+def methods(kind: type) -> Iterator[tuple[str, inspect.Signature, str]]:
     """Yield name, signature and text of each public method, in the order of the code."""
-    for name, member in vars(found).items():
+    for name, member in vars(kind).items():
         function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         if name.startswith("_") or not inspect.isfunction(function):
             continue
@@ -155,9 +155,9 @@ def methods(found: type) -> Iterator[tuple[str, inspect.Signature, str]]:
             yield name, signature, text(function)
 
 
-def text(found: Any) -> str:
+def text(value: Any) -> str:
     """Return a docstring as Markdown. A path below docs becomes a link from docs/reference."""
-    plain = re.sub("``(.+?)``", r"`\1`", inspect.getdoc(found) or "", flags=re.DOTALL)
+    plain = re.sub("``(.+?)``", r"`\1`", inspect.getdoc(value) or "", flags=re.DOTALL)
     return re.sub(r"\bdocs/([\w/]*?)([\w-]+)\.md", r"[\2](../\1\2.md)", plain)
 
 

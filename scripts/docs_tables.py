@@ -94,7 +94,7 @@ def _section(place: str, model: type[BaseModel], listed: dict[type[BaseModel], s
         fresh
     )
     below = ((_place(place, key, value), _model(value.annotation)) for key, value in fresh.items())
-    parts += [_section(where, found, listed) for where, found in below if found is not None]
+    parts += [_section(where, below_section, listed) for where, below_section in below if below_section is not None]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -111,7 +111,7 @@ def _key(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     if inner:
         several = {dict: "table of tables", list: "list of tables"}
         kinds = (get_origin(kind) for kind in (field.annotation, *get_args(field.annotation)))
-        kind = next((several[found] for found in kinds if found in several), kind)
+        kind = next((several[value] for value in kinds if value in several), kind)
     default = f"`{_toml(field.default)}`"
     if field.default is None or field.default_factory is not None:
         default = "none"
@@ -151,12 +151,12 @@ def _kind(field: FieldInfo) -> str:
 
 def _bounds(metadata: Iterable[object]) -> str:
     texts = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "multiple of"}
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for extra in metadata:
         inner = getattr(extra, "metadata", [extra])
         for one in inner:
-            found |= {bound: getattr(one, bound) for bound in texts if getattr(one, bound, None) is not None}
-    limits = [f"{texts[bound]} {value}" for bound, value in found.items() if abs(float(value)) < 1e9]
+            bounds |= {bound: getattr(one, bound) for bound in texts if getattr(one, bound, None) is not None}
+    limits = [f"{texts[bound]} {value}" for bound, value in bounds.items() if abs(float(value)) < 1e9]
     return f", {', '.join(limits)}" if limits else ""
 
 
@@ -177,18 +177,18 @@ def commands() -> str:
 
 def leaves(group: Any = None, prefix: str = "") -> list[tuple[str, Any]]:
     """Return the name of each command of a group (default: all), as ``pki init``, and the command."""
-    found: list[tuple[str, Any]] = []
+    commands_below: list[tuple[str, Any]] = []
     whole: Any = group or typer.main.get_command(app)
     for name, command in whole.commands.items():
         inner = hasattr(command, "commands")
-        found += leaves(command, f"{prefix}{name} ") if inner else [(f"{prefix}{name}", command)]
-    return found
+        commands_below += leaves(command, f"{prefix}{name} ") if inner else [(f"{prefix}{name}", command)]
+    return commands_below
 
 
 def params(command: Any) -> list[Any]:
     """Return the parameters of a command, also those that ``PlanCommand`` adds."""
-    found: list[Any] = command.get_params(typer.Context(command))
-    return found
+    parameters: list[Any] = command.get_params(typer.Context(command))
+    return parameters
 
 
 def _command(name: str, command: Any) -> str:
@@ -279,8 +279,8 @@ def capabilities() -> str:
 
 def documented(text: str, declaration: str) -> list[tuple[str, str]]:
     """Return each declared name of Rust code with its doc comment, whose lines are joined."""
-    found = re.findall(rf"((?:    /// .+\n)+)    {declaration}", text)
-    return [(name, " ".join(re.findall(r"/// (.+)\n", doc))) for doc, name in found]
+    matches = re.findall(rf"((?:    /// .+\n)+)    {declaration}", text)
+    return [(name, " ".join(re.findall(r"/// (.+)\n", doc))) for doc, name in matches]
 
 
 def named(names: Iterable[str]) -> str:
@@ -336,8 +336,8 @@ def _is_there(emulator: str) -> bool:
 def extras() -> str:
     """Return the package's extras, as ``thalweg[torch]``."""
     file = ROOT / "pyproject.toml"
-    found: dict[str, Any] = toml.loads(file.read_text(), file.name)["project"]["optional-dependencies"]
-    return named(f"thalweg[{name}]" for name in found)
+    extras_listed: dict[str, Any] = toml.loads(file.read_text(), file.name)["project"]["optional-dependencies"]
+    return named(f"thalweg[{name}]" for name in extras_listed)
 
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {

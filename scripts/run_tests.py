@@ -102,8 +102,8 @@ def shown(line: str) -> bool:
 
 def count_rust(line: str, counter: Counter[str]) -> None:
     """Count libtest's closing lines, and the tests that print that they are skipped."""
-    if found := RUST.search(line):
-        for word, number in zip(("passed", "failed", "ignored"), found.groups(), strict=True):
+    if match := RUST.search(line):
+        for word, number in zip(("passed", "failed", "ignored"), match.groups(), strict=True):
             counter[word] += int(number)
 
 

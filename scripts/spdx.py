@@ -66,11 +66,11 @@ def _tokens(text: str) -> list[str]:
     tokens, place = [], 0
     text = text.strip()
     while place < len(text):
-        found = TOKEN.match(text, place)
-        if found is None:
+        match = TOKEN.match(text, place)
+        if match is None:
             raise SpdxError(f"{text[place]!r} has no place in it")
-        tokens.append(found[1])
-        place = found.end()
+        tokens.append(match[1])
+        place = match.end()
     return tokens
 
 

@@ -60,10 +60,10 @@ def tests_pass(release: str, checkout: Path | None) -> bool:
 
 def flowers_tests(checkout: Path) -> list[Path]:
     """Return Flower's own tests of its strategies. Raises SystemExit if ``checkout`` has none."""
-    found = sorted((checkout / "framework" / "py" / STRATEGIES).glob("*_test.py"))
-    if not found:
+    tests = sorted((checkout / "framework" / "py" / STRATEGIES).glob("*_test.py"))
+    if not tests:
         raise SystemExit(f"{checkout} has no tests of strategies; name a checkout of Flower's repository")
-    return found
+    return tests
 
 
 def main() -> int:
@@ -71,8 +71,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", default=[NEWEST], metavar="RELEASE")
     parser.add_argument("--tests", type=Path, metavar="DIR", help="a checkout of Flower's repository")
-    given = parser.parse_args()
-    passed = {release: tests_pass(release, given.tests) for release in given.releases}
+    arguments = parser.parse_args()
+    passed = {release: tests_pass(release, arguments.tests) for release in arguments.releases}
     for release, good in passed.items():
         print(f"{release}: {'passed' if good else 'FAILED'}")
     return 0 if all(passed.values()) else 1

@@ -44,7 +44,7 @@ class RunResult:
         Accuracies are from 0 to 1; the last two are means over the clients that evaluate their own models. Raises
         RecordError.
         """
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for entry in self._rounds.rounds():
             last = {
                 "accuracy": entry.get("accuracy"),
@@ -52,8 +52,8 @@ class RunResult:
                 "client_accuracy": entry.get("client_accuracy"),
                 "client_loss": entry.get("client_loss"),
             }
-            found |= {key: value for key, value in last.items() if value is not None}
-        return found
+            values |= {key: value for key, value in last.items() if value is not None}
+        return values
 
 
 def run(plan: Plan, *, resume: Path | str | None = None) -> RunResult:

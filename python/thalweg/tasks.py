@@ -529,12 +529,12 @@ def _folded(
 
 def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> list[float] | None:
     """Return the fraction of each tensor of a mean that may be missing; None if nothing may."""
-    given = missing.values() if isinstance(missing, Mapping) else [missing]
-    if not any(given):
+    shares = missing.values() if isinstance(missing, Mapping) else [missing]
+    if not any(shares):
         return None
     if fold is None:
         raise PlanError("only of results that are folded may anything be missing", 'Reduce them: reduce="mean"')
-    wrong = next((share for share in given if not 0 <= share <= 1), None)
+    wrong = next((share for share in shares if not 0 <= share <= 1), None)
     if wrong is not None:
         raise PlanError(f"{wrong!r} is no share that may be missing", "Use a number from 0 to 1")
     names = [name for name, *_ in fold.tensors]

@@ -63,8 +63,8 @@ def table_of(value: object) -> dict[str, object]:
 
 def part(table: Table, key: str) -> Table:
     """Return a table within a table; an empty one if there is none."""
-    found = table.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def values_of(value: object) -> Any:
@@ -81,7 +81,11 @@ def values_of(value: object) -> Any:
 def sparse(value: Any) -> dict[str, object]:
     """Return the fields of a dataclass by name. A field whose default is None is left out while it is None."""
     named = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
-    return {name: found for name, (found, default) in named.items() if found is not None or default is MISSING}
+    return {
+        name: field_value
+        for name, (field_value, default) in named.items()
+        if field_value is not None or default is MISSING
+    }
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:

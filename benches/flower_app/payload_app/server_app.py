@@ -34,9 +34,9 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=config["num-server-rounds"],
         evaluate_fn=note,
     )
-    found = {
+    report = {
         "seconds": [later - earlier for earlier, later in pairwise(times)],
         "before_bytes": before,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-    Path(config["output"]).write_text(json.dumps(found))
+    Path(config["output"]).write_text(json.dumps(report))

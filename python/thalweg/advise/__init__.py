@@ -77,8 +77,8 @@ def advise(question: Question, records: Sequence[Path]) -> Advice:
     runs, left_out = evidence.gather(records)
     # A transport that works only within one machine is no advice for a network.
     can = {entry.name: entry.capabilities.remote for entry in registry.transports()}
-    found = evidence.groups(run for run in runs if not wanted.topology or can.get(run.scheme, True))
-    ranked = sorted(((_apart(wanted, group, question), group) for group in found), key=lambda pair: _rank(*pair))
+    groups = evidence.groups(run for run in runs if not wanted.topology or can.get(run.scheme, True))
+    ranked = sorted(((_apart(wanted, group, question), group) for group in groups), key=lambda pair: _rank(*pair))
     ranked = [pair for pair in ranked if pair[1].compared]
     nearest = ranked[0] if ranked else None
     judged = None if nearest is None else _verdict(*nearest)
@@ -94,7 +94,7 @@ def advise(question: Question, records: Sequence[Path]) -> Advice:
         records=len(runs),
         left_out=left_out,
         verdict=judged,
-        failed=[row for group in found for row in _failed(group)],
+        failed=[row for group in groups for row in _failed(group)],
         nearest=None if nearest is None else _nearest(*nearest),
         answers=None if nearest is None else _answers(nearest[1], distance(nearest[0])),
         unconstrained=_unconstrained(ranked),
@@ -147,13 +147,13 @@ def _verdict(apart: Sequence[Difference], group: Group) -> Verdict:
 
 def _failed(group: Group) -> list[Failed]:
     """Return the transports with failed runs, and the reasons."""
-    found = []
+    failed = []
     for name, runs in sorted(group.runs.items()):
         lost = [run for run in runs if run.numbers is None]
         if lost:
             reasons = list(dict.fromkeys(run.reason or NO_REASON for run in lost))
-            found.append(Failed(group.condition.words(), name, len(lost), len(runs), reasons))
-    return found
+            failed.append(Failed(group.condition.words(), name, len(lost), len(runs), reasons))
+    return failed
 
 
 def _nearest(apart: Sequence[Difference], group: Group) -> Nearest:

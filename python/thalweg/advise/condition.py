@@ -123,7 +123,7 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
 
 def differences(wanted: Condition, measured: Condition, *, clients: bool) -> list[Difference]:
     """Return how a measured condition differs from the wanted one. ``clients``: whether their number counts."""
-    found = [
+    listed = [
         *_rates(wanted, measured),
         _ratio("round trip", _rtt(wanted), _rtt(measured), LEAST_DELAY, format_seconds),
         _ratio("loss", _loss(wanted), _loss(measured), LEAST_LOSS, lambda share: f"{100 * share:.3g} %"),
@@ -134,15 +134,15 @@ def differences(wanted: Condition, measured: Condition, *, clients: bool) -> lis
         _other("repair", _repair(wanted), _repair(measured), OTHER_REPAIR),
     ]
     if clients:
-        found.append(_ratio("clients", wanted.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
+        listed.append(_ratio("clients", wanted.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
     if wanted.rest != measured.rest and wanted.topology and measured.topology:
-        found.append(Difference(OTHER_REST, "jitter, queues, bursts, TCP's settings or changes of the links differ"))
-    return [one for one in found if one.doublings]
+        listed.append(Difference(OTHER_REST, "jitter, queues, bursts, TCP's settings or changes of the links differ"))
+    return [one for one in listed if one.doublings]
 
 
-def distance(found: Sequence[Difference]) -> float:
+def distance(listed: Sequence[Difference]) -> float:
     """Return the sum of all differences, in doublings."""
-    return sum(one.doublings for one in found)
+    return sum(one.doublings for one in listed)
 
 
 def _path(path: Path) -> str:
@@ -190,15 +190,15 @@ def _rest(shape: Shape) -> dict[str, object]:
 
 
 def _rates(wanted: Condition, measured: Condition) -> list[Difference]:
-    found = []
+    rates = []
     for name in ("up", "down"):
         one, other = getattr(wanted, name).rate, getattr(measured, name).rate
         if (one is None) != (other is None):
             words = f"rate {name}: {_rate(other)} measured, {_rate(one)} asked"
-            found.append(Difference(NO_LIMIT / 2, words))
+            rates.append(Difference(NO_LIMIT / 2, words))
         elif one is not None:
-            found.append(_ratio(f"rate {name}", one, other, 0.0, format_rate))
-    return found
+            rates.append(_ratio(f"rate {name}", one, other, 0.0, format_rate))
+    return rates
 
 
 def _repair(condition: Condition) -> str:

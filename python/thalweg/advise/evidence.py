@@ -82,22 +82,22 @@ def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
 
     Raises RecordError for a path that is not a folder, and for a damaged bench.
     """
-    found: list[Measured] = []
+    measured: list[Measured] = []
     left_out: dict[str, str] = {}
     for path, one in {one.path: one for one in _records(paths)}.items():
         why = None
         try:
             if one.record is None:
-                found.append(_never_began(path, one.reason))
+                measured.append(_never_began(path, one.reason))
             else:
                 run = read_run(path)
                 why = _why_not(run)
-                found += [_measured(run, one)] if why is None else []
+                measured += [_measured(run, one)] if why is None else []
         except ThalwegError as error:
             why = str(error)
         if why is not None:
             left_out[str(path)] = why
-    return found, left_out
+    return measured, left_out
 
 
 def groups(runs: Iterable[Measured]) -> list[Group]:
@@ -105,19 +105,19 @@ def groups(runs: Iterable[Measured]) -> list[Group]:
 
     Runs that failed before their emulation was known belong to each group of their condition.
     """
-    found: dict[tuple[Condition, str], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    by_condition: dict[tuple[Condition, str], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     unknown: list[Measured] = []
     for run in runs:
         if run.emulation is None:
             unknown.append(run)
         else:
-            found[run.condition, run.emulation][run.transport].append(run)
+            by_condition[run.condition, run.emulation][run.transport].append(run)
     for run in unknown:
-        levels = [level for condition, level in found if condition == run.condition] or [NOT_KNOWN]
+        levels = [level for condition, level in by_condition if condition == run.condition] or [NOT_KNOWN]
         for level in levels:
-            there = found[run.condition, level]
+            there = by_condition[run.condition, level]
             there[with_system(run.transport, map(_named, chain.from_iterable(there.values())))].append(run)
-    return [Group(condition, level, dict(by)) for (condition, level), by in found.items()]
+    return [Group(condition, level, dict(by)) for (condition, level), by in by_condition.items()]
 
 
 def _named(run: Measured) -> tuple[str, str | None]:

@@ -47,19 +47,19 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
 
     ``away``: distance of the group from the conditions of the question, in doublings.
     """
-    known = {name: found for name, runs in group.runs.items() if (found := _known(runs, value))}
-    ranked = sorted(known, key=lambda name: center(known[name]))
+    values_by_name = {name: values for name, runs in group.runs.items() if (values := _known(runs, value))}
+    ranked = sorted(values_by_name, key=lambda name: center(values_by_name[name]))
     if not ranked:
         return None
     best, following = ranked[0], next(iter(ranked[1:]), None)
     if following is None:
-        return Answer(best, center(known[best]), None, None, None, (f"only {best} was measured there",))
-    compared = compare(known[best], known[following], pairs_of(len(ranked)), away)
-    why = _why(compared, (len(known[best]), len(known[following])), len(ranked), away)
+        return Answer(best, center(values_by_name[best]), None, None, None, (f"only {best} was measured there",))
+    compared = compare(values_by_name[best], values_by_name[following], pairs_of(len(ranked)), away)
+    why = _why(compared, (len(values_by_name[best]), len(values_by_name[following])), len(ranked), away)
     # Data that never arrived took no time.
     short = sum(map(incomplete, group.runs[best]))
     why += (f"{short} rounds of {best} lacked some of their updates",) if short else ()
-    return Answer(best, center(known[best]), following, center(known[following]), compared, why)
+    return Answer(best, center(values_by_name[best]), following, center(values_by_name[following]), compared, why)
 
 
 def _known(runs: Sequence[Measured], value: Value) -> list[float]:

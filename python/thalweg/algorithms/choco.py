@@ -72,7 +72,7 @@ class Replicas:
         self._known = [
             values.astype("float64") if alike else np.zeros_like(values, "float64") for values in self._values
         ]
-        self._sums = [known.copy() for known in self._known]
+        self._sums = [replica.copy() for replica in self._known]
         # The neighbours whose update did not arrive, as text for the error; empty if all updates arrived.
         self._missing = ""
 
@@ -81,13 +81,13 @@ class Replicas:
         import numpy as np
 
         self._check()
-        for values, trained, known in zip(self._values, self._trained, self._known, strict=True):
+        for values, trained, replica in zip(self._values, self._trained, self._known, strict=True):
             trained[:] = values
-            values[:] = trained - known
+            values[:] = trained - replica
         if self._compression is not None:
             self._arena.compress(self._compression)
-        for values, known in zip(self._values, self._known, strict=True):
-            np.add(known, values, out=known)
+        for values, replica in zip(self._values, self._known, strict=True):
+            np.add(replica, values, out=replica)
 
     def after(self, missing: Sequence[str], *, fresh: bool) -> None:
         """Put the next model into the arena, in the place of the weighted sum of differences.
@@ -100,9 +100,9 @@ class Replicas:
             self._missing = ", ".join(missing) or "the iterations before"
         self._check()
         kept = zip(self._values, self._trained, self._known, self._sums, strict=True)
-        for values, trained, known, sums in kept:
+        for values, trained, replica, sums in kept:
             np.add(sums, values, out=sums)
-            values[:] = trained + self.gamma * (sums - known)
+            values[:] = trained + self.gamma * (sums - replica)
 
     def _check(self) -> None:
         if self._missing:

@@ -66,8 +66,8 @@ def load(text: str, options: Table | None = None) -> Any:
         )
     if not colon or not place or not attribute:
         raise PlanError(f"{text!r} does not name an app", FORM)
-    found = _attribute(_module(text, place), text, attribute)
-    app = _made(found, text, dict(options or {}))
+    attribute_value = _attribute(_module(text, place), text, attribute)
+    app = _made(attribute_value, text, dict(options or {}))
     missing = [hook for hook in NEEDED if not callable(getattr(app, hook, None))]
     if missing:
         raise PlanError(f"the app {text} has no {missing[0]}()", HOOKS)
@@ -235,10 +235,10 @@ def _module(text: str, place: str) -> Any:
 
 def _from_file(path: Path) -> Any:
     """Return the module of a file, named like the file. It is loaded only once."""
-    known = sys.modules.get(path.stem)
-    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path:
-        return known
-    if known is not None:
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
+        return loaded
+    if loaded is not None:
         raise PlanError(f"{path} has the name of a module that is loaded: {path.stem}", "Give the file another name")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -256,27 +256,27 @@ def _from_file(path: Path) -> Any:
 def _attribute(module: Any, text: str, path: str) -> Any:
     from difflib import get_close_matches
 
-    found = module
+    value = module
     for name in path.split("."):
-        if not hasattr(found, name):
-            near = get_close_matches(name, vars(found) if hasattr(found, "__dict__") else (), n=1)
+        if not hasattr(value, name):
+            near = get_close_matches(name, vars(value) if hasattr(value, "__dict__") else (), n=1)
             guess = f"Did you mean {near[0]!r}? " if near else ""
             raise PlanError(f"cannot load the app {text}: it has no {name!r}", f"{guess}{FORM}")
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
-def _made(found: Any, text: str, options: Table) -> Any:
+def _made(target: Any, text: str, options: Table) -> Any:
     """Return the app: the result of a class or function, or the object itself."""
-    is_app = not isinstance(found, type) and all(callable(getattr(found, hook, None)) for hook in NEEDED)
-    if is_app or not callable(found):
+    is_app = not isinstance(target, type) and all(callable(getattr(target, hook, None)) for hook in NEEDED)
+    if is_app or not callable(target):
         if options:
             raise PlanError(
                 f"the app {text} is an object, which takes no options", "Remove app.options, or name a class"
             )
-        return found
+        return target
     try:
-        return found(**options)
+        return target(**options)
     except ThalwegError:
         raise
     except Exception as error:

@@ -47,8 +47,8 @@ def offered(
     Scalars of NumPy and PyTorch become Python's numbers. Raises MetricsError for a value that the server would drop.
     """
     kept = returned("train", metrics)
-    known = {name: value for name, value in usage.items() if value is not None}
-    report = {"metrics": kept, "usage": known} | ({"evaluation": evaluated(evaluation)} if evaluation else {})
+    reported = {name: value for name, value in usage.items() if value is not None}
+    report = {"metrics": kept, "usage": reported} | ({"evaluation": evaluated(evaluation)} if evaluation else {})
     text = strict_json.dumps(report, separators=(",", ":"))
     if len(text.encode()) > _core.MAX_METRICS:
         raise MetricsError(
@@ -110,11 +110,11 @@ def checked_usage(usage: object) -> tuple[tables.ClientUsage, dict[str, str]]:
 
 def _checked_evaluation(evaluation: object) -> tuple[tables.Evaluation, dict[str, str]]:
     """Return ``accuracy`` and ``loss`` from a client's evaluation, and for each other key why it is not kept."""
-    given = (
+    figures = (
         {name: strict_json.number(value) for name, value in evaluation.items()} if isinstance(evaluation, dict) else {}
     )
-    kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
-    refused = dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
+    kept = {name: value for name, value in figures.items() if name in EVALUATION and _is_number(value)}
+    refused = dict.fromkeys(map(str, figures.keys() - kept.keys()), "it is no accuracy or loss")
     return cast("tables.Evaluation", kept), refused
 
 
@@ -124,11 +124,11 @@ def of_clients(outcome: Outcome) -> dict[str, float]:
     A figure that no client reported is left out.
     """
     evaluations = [part.evaluation for part in outcome.counting if part.evaluation is not None]
-    known = {
+    reported = {
         "client_accuracy": [one.accuracy for one in evaluations if one.accuracy is not None],
         "client_loss": [one.loss for one in evaluations if one.loss is not None],
     }
-    return {figure: fmean(values) for figure, values in known.items() if values}
+    return {figure: fmean(values) for figure, values in reported.items() if values}
 
 
 class Intake:
@@ -154,8 +154,8 @@ class Intake:
         usage, untrue = checked_usage(whole.get("usage", {}))
         evaluation, unfit = _checked_evaluation(whole.get("evaluation", {}))
         untrue |= unfit
-        known = {"metrics", "usage", "evaluation"}
-        other = dict.fromkeys(whole.keys() - known, "it is neither metrics nor usage nor an evaluation")
+        keys = {"metrics", "usage", "evaluation"}
+        other = dict.fromkeys(whole.keys() - keys, "it is neither metrics nor usage nor an evaluation")
         if not isinstance(part.metrics, dict):
             other["metrics"] = "they are no JSON object"
         kept = replace(part, metrics=metrics, usage=ClientUsage(**usage), evaluation=Evaluation(**evaluation))

@@ -23,23 +23,23 @@ def encoded(what: str, value: object) -> str:
         ) from None
 
 
-def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> str:
-    """Return a round's config as JSON: thalweg's ``own`` keys, and those that the user has ``given``.
+def config_of(own: Mapping[str, object], user_config: Mapping[str, object] | None) -> str:
+    """Return a round's config as JSON: thalweg's ``own`` keys, and those of the ``user_config``.
 
     Raises PlanError for a key that thalweg sets itself, and for a value that JSON cannot hold.
     """
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise PlanError(f"config is {kind(given)}", "Give a dict")
-    reserved = next((key for key in own if key in given), None)
+    user_config = {} if user_config is None else user_config
+    if not isinstance(user_config, Mapping):
+        raise PlanError(f"config is {kind(user_config)}", "Give a dict")
+    reserved = next((key for key in own if key in user_config), None)
     if reserved is not None:
         raise PlanError(
             f"config has the key {reserved!r}, which thalweg sets itself",
             f"Give it another name than {', '.join(own)}",
         )
-    for key, value in given.items():
+    for key, value in user_config.items():
         encoded(f"config[{key!r}]", value)
-    return encoded("config", {**own, **given})
+    return encoded("config", {**own, **user_config})
 
 
 def scalar(value: Any) -> Any:

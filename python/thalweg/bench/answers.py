@@ -39,9 +39,9 @@ def sender(row: CellNumbers) -> str:
 
 
 def _sender(row: CellNumbers) -> list[str]:
-    found = row.congestion_control
+    control = row.congestion_control
     words = " ".join(row.settings.values()).replace(",", " ").replace("=", " ").split()
-    return [] if found is None or found in words else [found]
+    return [] if control is None or control in words else [control]
 
 
 def answers(rows: Sequence[CellNumbers], accounting: str) -> list[Answer]:
@@ -52,9 +52,9 @@ def answers(rows: Sequence[CellNumbers], accounting: str) -> list[Answer]:
             words = ", ".join(f"{axis} {value}" for axis, value in row.settings.items() if not is_way(axis))
             by_condition.setdefault(words, []).append(row)
     return [
-        Answer(condition, _answer(found, accounting), _notes(found))
-        for condition, found in by_condition.items()
-        if len({tuple(row.settings.items()) for row in found}) > 1
+        Answer(condition, _answer(cells_of_condition, accounting), _notes(cells_of_condition))
+        for condition, cells_of_condition in by_condition.items()
+        if len({tuple(row.settings.items()) for row in cells_of_condition}) > 1
     ]
 
 

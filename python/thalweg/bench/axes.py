@@ -52,7 +52,7 @@ def flat(matrix: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def axes(matrix: Table, source: str) -> dict[str, list[Any]]:
     """Return each axis with its values. Raises PlanError for a wrong name, no values, or two values with one label."""
-    found: dict[str, list[Any]] = {}
+    axes_by_name: dict[str, list[Any]] = {}
     meant: dict[str, str] = {}
     for name, values in flat(matrix):
         key = SHORT.get(name, name)
@@ -66,9 +66,9 @@ def axes(matrix: Table, source: str) -> dict[str, list[Any]]:
         if twice is not None:
             raise PlanError(f"{source}: {name} in [matrix] has {twice} twice", "Say it once, or name them apart")
         meant[key] = name
-        found[name] = values
-    order = [name for name in SHORT if name in found]
-    return {name: found[name] for name in (*order, *(name for name in found if name not in SHORT))}
+        axes_by_name[name] = values
+    order = [name for name in SHORT if name in axes_by_name]
+    return {name: axes_by_name[name] for name in (*order, *(name for name in axes_by_name if name not in SHORT))}
 
 
 def _check_name(name: str, source: str) -> None:
@@ -76,8 +76,8 @@ def _check_name(name: str, source: str) -> None:
     if name == OWN:
         raise PlanError(f"{source}: [matrix] has {name}, but records go to the bench's folder", "Remove it")
     if name not in SHORT and (section not in Plan.model_fields or "." not in name):
-        known = [*SHORT, *Plan.model_fields]
-        near = get_close_matches(section, known, n=1)
+        names = [*SHORT, *Plan.model_fields]
+        near = get_close_matches(section, names, n=1)
         guess = f"Did you mean {near[0]!r}? " if near else ""
         raise PlanError(
             f"{source}: [matrix] has {name!r}, which is no axis",

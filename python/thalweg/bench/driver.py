@@ -44,8 +44,8 @@ class Bench:
     def outcomes(self) -> dict[str, Outcome]:
         """Return the outcome of each run that has ended, by name. Raises RecordError for a damaged one."""
         names = (name_of(cell, repetition) for repetition, cell in self.matrix.runs())
-        found = ((name, self.folder.outcome(name)) for name in names)
-        return {name: outcome for name, outcome in found if outcome is not None}
+        outcomes = ((name, self.folder.outcome(name)) for name in names)
+        return {name: outcome for name, outcome in outcomes if outcome is not None}
 
     def missing(self, outcomes: Mapping[str, Outcome], *, retry: bool = False) -> list[tuple[int, Cell]]:
         """Return the runs that have not ended yet, in their order; with ``retry`` also those that failed."""
@@ -86,8 +86,8 @@ class Bench:
                     progress.note(run_line(done + 1, total, what, outcome, left))
             finally:
                 progress.close()
-                found = self.write()
-        return found
+                results = self.write()
+        return results
 
     def _one(self, cell: Cell, repetition: int, execute: Execute) -> Outcome:
         """Run a cell once and store its outcome. An interrupted run stores nothing, so it is run again later."""
@@ -99,15 +99,15 @@ class Bench:
         failure = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit)
         seconds = time.monotonic() - began
         record = self.folder.settle(name)
-        found = _judge(failure, record)
-        failed = isinstance(found, ThalwegError)
+        judged = _judge(failure, record)
+        failed = isinstance(judged, ThalwegError)
         outcome = Outcome(
             cell=cell.number,
             repetition=repetition,
             settings=dict(cell.settings),
             status="failed" if failed else "complete",
-            reason=str(found) if failed else None,
-            numbers=None if isinstance(found, ThalwegError) else found,
+            reason=str(judged) if failed else None,
+            numbers=None if isinstance(judged, ThalwegError) else judged,
             started=started.isoformat(timespec="milliseconds"),
             seconds=seconds,
             record=None if record is None else str(record.relative_to(self.folder.path)),
@@ -142,10 +142,10 @@ class Bench:
 
     def write(self) -> Results:
         """Write ``bench.json`` and ``bench.csv``; return the content of ``bench.json``. Raises RecordError."""
-        found = self.results()
-        self.folder.write(RESULTS, strict_json.dumps(found, indent=1) + "\n")
-        self.folder.write(TABLE, results.to_csv(self.matrix.axes, found.cells))
-        return found
+        bench_results = self.results()
+        self.folder.write(RESULTS, strict_json.dumps(bench_results, indent=1) + "\n")
+        self.folder.write(TABLE, results.to_csv(self.matrix.axes, bench_results.cells))
+        return bench_results
 
     def page(self) -> Path | None:
         """Write the report page of all runs; return None if no run has ended. Raises RecordError."""

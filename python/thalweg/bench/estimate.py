@@ -39,8 +39,8 @@ class Estimate:
     """
 
     def __init__(self, cells: Iterable[Cell]) -> None:
-        known = _Least()
-        self._least = {cell.number: known.of(cell.plan) for cell in cells}
+        minimum = _Least()
+        self._least = {cell.number: minimum.of(cell.plan) for cell in cells}
         self._durations: dict[int, list[float]] = defaultdict(list)
 
     def took(self, number: int, seconds: float) -> None:

@@ -120,12 +120,12 @@ class Folder:
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {path}: {error}", "Remove it; that run is then run again") from error
         try:
-            found = wire.made(Outcome, table)
+            outcome = wire.made(Outcome, table)
         except ValueError as error:
             raise RecordError(f"{path} is damaged", "Remove it; that run is then run again") from error
-        if found.status not in ("complete", "failed"):
+        if outcome.status not in ("complete", "failed"):
             raise RecordError(f"{path} is damaged", "Remove it; that run is then run again")
-        return found
+        return outcome
 
     def end(self, name: str, outcome: Outcome) -> None:
         """Write the outcome of a run. Raises RecordError."""
@@ -144,14 +144,14 @@ class Folder:
     def settle(self, name: str) -> Path | None:
         """Move the record of a run that has ended to its final place and return that; None if it left no record."""
         path = self.records / f".{name}"
-        found = sorted(path.iterdir()) if path.is_dir() else []
+        folders = sorted(path.iterdir()) if path.is_dir() else []
         target = self.records / name
         with _writing(target):
-            if found:
-                found[0].rename(target)
+            if folders:
+                folders[0].rename(target)
             if path.is_dir():
                 shutil.rmtree(path)
-        return target if found else None
+        return target if folders else None
 
 
 @contextmanager

@@ -94,12 +94,12 @@ class Matrix:
 
         So if the machine becomes slower during the bench, all cells are affected alike.
         """
-        found = []
+        order_of_runs = []
         for repetition in range(1, self.plan.repetitions + 1):
             order = list(self.cells)
             random.Random(f"{self.plan.seed}/{repetition}").shuffle(order)
-            found += [(repetition, cell) for cell in order]
-        return found
+            order_of_runs += [(repetition, cell) for cell in order]
+        return order_of_runs
 
 
 def label(settings: Mapping[str, str]) -> str:

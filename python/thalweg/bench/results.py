@@ -116,7 +116,7 @@ def _spread(name: str, of: Callable[[CellNumbers], Spread | None]) -> dict[str, 
     """Return the columns of a spread of times."""
 
     def column(part: Callable[[Spread], float]) -> Column:
-        return lambda row: None if (found := of(row)) is None else part(found)
+        return lambda row: None if (times := of(row)) is None else part(times)
 
     return {
         f"{name}_median": column(lambda spread: spread.median),

@@ -173,15 +173,15 @@ def _label(row: CellNumbers) -> str:
     return f"{settings} ({sender(row)})" if sender(row) else settings
 
 
-def answer_lines(found: Sequence[Answer]) -> list[str]:
+def answer_lines(answers: Sequence[Answer]) -> list[str]:
     """Return a bench's answers, one line for each condition (at most ``MOST_ANSWERS``), and the notes on them."""
     lines = [
         f"{one.condition}: {one.verdict.sentence}" if one.condition else one.verdict.sentence
-        for one in found[:MOST_ANSWERS]
+        for one in answers[:MOST_ANSWERS]
     ]
-    rest = len(found) - MOST_ANSWERS
+    rest = len(answers) - MOST_ANSWERS
     lines += [f"{rest} more answers are in bench.json"] if rest > 0 else []
-    return [*lines, *(f"note: {note}" for note in dict.fromkeys(note for one in found for note in one.notes))]
+    return [*lines, *(f"note: {note}" for note in dict.fromkeys(note for one in answers for note in one.notes))]
 
 
 def times(of: Spread | None) -> str:

@@ -44,8 +44,8 @@ class Mosquitto:
         if program is None:
             return None
         usage = subprocess.run([program, "-h"], check=False, capture_output=True, text=True, timeout=10).stdout
-        found = _VERSION.search(usage)
-        return None if found is None else found[1]
+        match = _VERSION.search(usage)
+        return None if match is None else match[1]
 
     def launch(self, site: Site) -> Launch:
         """Write its configuration, password file and access list. Raises OSError."""

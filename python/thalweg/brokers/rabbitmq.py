@@ -63,8 +63,8 @@ class RabbitMq:
     def version(self) -> str | None:
         """Return its version from its folder's name, or None. The program itself takes seconds to print it."""
         program = self.find()
-        found = None if program is None else _VERSION.search(str(Path(program).resolve()))
-        return None if found is None else found[1]
+        match = None if program is None else _VERSION.search(str(Path(program).resolve()))
+        return None if match is None else match[1]
 
     def launch(self, site: Site) -> Launch:
         """Write its configuration, user and cookie. Raises OSError, BrokerError."""
@@ -90,10 +90,10 @@ class RabbitMq:
 
 def _epmd() -> list[str]:
     """Return the command that starts epmd. On Linux epmd then ends with its node, even if the node is killed."""
-    found = shutil.which("epmd") or (str(ERLANG / "epmd") if (ERLANG / "epmd").is_file() else None)
-    if found is None:
+    program = shutil.which("epmd") or (str(ERLANG / "epmd") if (ERLANG / "epmd").is_file() else None)
+    if program is None:
         raise BrokerError("epmd is not installed, which a RabbitMQ node needs", "Install Erlang (erlang-base)")
-    return [*tied(), found]
+    return [*tied(), program]
 
 
 def _environment(site: Site, program: str, epmd_port: int) -> dict[str, str]:

@@ -147,11 +147,11 @@ def descendants(root: int) -> list[int]:
     parents: dict[int, int] = {}
     for pid, fields in _stats():
         parents[pid] = int(fields[_PARENT])
-    found, new = [], [root]
+    ids, new = [], [root]
     while new:
         new = [pid for pid, parent in parents.items() if parent in new]
-        found += new
-    return found
+        ids += new
+    return ids
 
 
 def cpu_of(pid: int) -> float:

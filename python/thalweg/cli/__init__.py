@@ -59,14 +59,14 @@ class Commands(TyperGroup):
     output; ``output`` prints that of all other errors.
     """
 
-    def main(self, *args: Any, **given: Any) -> Any:
-        given |= dict(zip(("args", "prog_name"), args, strict=False))
-        if not given.pop("standalone_mode", True):
-            return super().main(**given, standalone_mode=False)
-        arguments = list(sys.argv[1:] if given.get("args") is None else given["args"])
+    def main(self, *args: Any, **options: Any) -> Any:
+        options |= dict(zip(("args", "prog_name"), args, strict=False))
+        if not options.pop("standalone_mode", True):
+            return super().main(**options, standalone_mode=False)
+        arguments = list(sys.argv[1:] if options.get("args") is None else options["args"])
         try:
             check_text(arguments)
-            code = super().main(**{**given, "args": arguments}, standalone_mode=False)
+            code = super().main(**{**options, "args": arguments}, standalone_mode=False)
         except UsageError as error:
             error.show()
             if wants_json(arguments):
@@ -86,9 +86,9 @@ class Commands(TyperGroup):
             ctx.fail(f"`thalweg {args[0]}` is now `{RENAMED[args[0]]}`.")
         return super().resolve_command(ctx, args)
 
-    def make_context(self, *args: Any, **given: Any) -> Any:
+    def make_context(self, *args: Any, **options: Any) -> Any:
         with reporting_signals():
-            return super().make_context(*args, **given)
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -45,61 +45,61 @@ def command(
     with output(as_json=as_json) as emit:
         from thalweg.advise import Question, advise
 
-        found = advise(Question(network, model, clients, stress), record or [])
-        emit(found)
+        advice = advise(Question(network, model, clients, stress), record or [])
+        emit(advice)
     if as_json:
         return
-    for note in found.notes:
+    for note in advice.notes:
         typer.echo(f"note: {note}", err=True)
-    if not plan and found.nearest is not None:
-        _show(found, found.nearest)
+    if not plan and advice.nearest is not None:
+        _show(advice, advice.nearest)
         return
     if not plan:
-        typer.echo(f"{_why_nothing(found)}; this bench plan would measure it (thalweg bench PLAN.toml):", err=True)
-    typer.echo(found.plan, nl=False)
+        typer.echo(f"{_why_nothing(advice)}; this bench plan would measure it (thalweg bench PLAN.toml):", err=True)
+    typer.echo(advice.plan, nl=False)
 
 
-def _why_nothing(found: Advice) -> str:
-    for path, why in found.left_out.items():
+def _why_nothing(advice: Advice) -> str:
+    for path, why in advice.left_out.items():
         typer.echo(f"left out: {path}: {why}", err=True)
-    return "no records were given" if not found.records and not found.left_out else "no record can answer this"
+    return "no records were given" if not advice.records and not advice.left_out else "no record can answer this"
 
 
-def _show(found: Advice, nearest: Nearest) -> None:
+def _show(advice: Advice, nearest: Nearest) -> None:
     from thalweg.ui import terminal
 
-    if found.verdict is not None:
-        typer.echo(f"{found.verdict.sentence}\n")
+    if advice.verdict is not None:
+        typer.echo(f"{advice.verdict.sentence}\n")
     typer.echo("communication of a round, median over runs:")
     for line in _chart(nearest.transports):
         typer.echo(f"  {line}")
     console = terminal.console()
     console.print(_transports(nearest.transports))
-    for row in found.failed:
+    for row in advice.failed:
         typer.echo(
             f"failed: {row.transport}, {row.failed} of {row.runs} runs, {row.condition}: {'; '.join(row.reasons)}"
         )
-    typer.echo(f"asked: {found.asked.condition}")
+    typer.echo(f"asked: {advice.asked.condition}")
     typer.echo(f"nearest measured: {nearest.condition} (emulation: {nearest.emulation})")
     for difference in nearest.differences:
         typer.echo(f"  {difference}")
-    if found.answers is not None:
+    if advice.answers is not None:
         for title, answer, form in (
-            ("least communication time", found.answers.fastest, format_seconds),
-            ("fewest bytes on the wire", found.answers.least_bytes, _times_the_update),
-            ("least CPU time a round", found.answers.least_cpu, format_seconds),
-            ("least memory", found.answers.least_memory, format_bytes),
+            ("least communication time", advice.answers.fastest, format_seconds),
+            ("fewest bytes on the wire", advice.answers.least_bytes, _times_the_update),
+            ("least CPU time a round", advice.answers.least_cpu, format_seconds),
+            ("least memory", advice.answers.least_memory, format_bytes),
         ):
             typer.echo(f"{title}: {'not known' if answer is None else _answer(answer, form)}")
-    free = found.unconstrained
+    free = advice.unconstrained
     fastest = "not measured" if free is None else f"{_answer(free.answer, format_seconds)} ({free.condition})"
     typer.echo(f"fastest with no limits at all: {fastest}")
-    if len(found.conditions) > 1:
-        console.print(_conditions(found.conditions))
-    for path, why in found.left_out.items():
+    if len(advice.conditions) > 1:
+        console.print(_conditions(advice.conditions))
+    for path, why in advice.left_out.items():
         typer.echo(f"left out: {path}: {why}", err=True)
-    if found.cost is not None:
-        _show_cost(found.cost)
+    if advice.cost is not None:
+        _show_cost(advice.cost)
 
 
 def _chart(rows: Sequence[Way]) -> list[str]:
@@ -109,7 +109,7 @@ def _chart(rows: Sequence[Way]) -> list[str]:
 
     known = [(row.transport, row.communication_seconds) for row in rows if row.communication_seconds is not None]
     known.sort(key=lambda pair: pair[1].median)
-    bars: list[tuple[str, float | None, str]] = [(name, found.median, times(found)) for name, found in known]
+    bars: list[tuple[str, float | None, str]] = [(name, spread.median, times(spread)) for name, spread in known]
     bars += [
         (row.transport, None, f"failed, {row.failed} of {row.failed + row.runs} runs")
         for row in rows

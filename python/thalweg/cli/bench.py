@@ -48,15 +48,15 @@ def command(
             preview = bench.preview()
             emit(preview)
         else:
-            found, made = _run(bench, retry=retry, page=not no_report)
-            emit({**table_of(found), "report": None if made is None else str(made)})
+            results, made = _run(bench, retry=retry, page=not no_report)
+            emit({**table_of(results), "report": None if made is None else str(made)})
     if dry_run:
         if not as_json:
             _show_preview(preview)
         return
     if not as_json:
-        _show(found, made)
-    raise typer.Exit(exit_code(found, strict=is_ci() if strict is None else strict))
+        _show(results, made)
+    raise typer.Exit(exit_code(results, strict=is_ci() if strict is None else strict))
 
 
 def is_ci() -> bool:
@@ -64,11 +64,11 @@ def is_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 
-def exit_code(found: Results, *, strict: bool) -> int:
+def exit_code(results: Results, *, strict: bool) -> int:
     """Return 1 if no run of a bench was completed; 3 if ``strict`` and some runs failed; else 0."""
-    if not any(row.repetitions for row in found.cells):
+    if not any(row.repetitions for row in results.cells):
         return FAILED
-    return SOME_FAILED if strict and found.failed else 0
+    return SOME_FAILED if strict and results.failed else 0
 
 
 def _bench(
@@ -104,7 +104,7 @@ def _run(bench: Bench, *, retry: bool, page: bool) -> tuple[Results, Path | None
     for one in bench.matrix.skipped:
         progress.note(f"cell {one.number} is skipped: {one.reason}")
     try:
-        found = bench.run(progress, retry=retry)
+        results = bench.run(progress, retry=retry)
     except KeyboardInterrupt:
         progress.note(f"to go on: thalweg bench --resume {bench.folder.path}")
         raise
@@ -114,42 +114,42 @@ def _run(bench: Bench, *, retry: bool, page: bool) -> tuple[Results, Path | None
             made = bench.page()
         except (RecordError, PlanError) as error:
             typer.echo(f"no page: {error}", err=True)
-    return found, made
+    return results, made
 
 
-def _show(found: Results, page: Path | None) -> None:
+def _show(results: Results, page: Path | None) -> None:
     from thalweg.bench.show import answer_lines, tables
     from thalweg.ui import terminal
 
-    for line in answer_lines(found.answers):
+    for line in answer_lines(results.answers):
         typer.echo(line)
     console = terminal.console()
-    for table in tables(found.cells, list(found.axes)):
+    for table in tables(results.cells, list(results.axes)):
         console.print(table)
-    for row in found.cells:
+    for row in results.cells:
         for reason in row.reasons:
             typer.echo(f"cell {row.cell} {'was skipped' if row.status == 'skipped' else 'failed'}: {reason}")
-    folder = found.folder
+    folder = results.folder
     typer.echo(f"results: {folder}/bench.json, {folder}/bench.csv")
     if page is not None:
         typer.echo(f"page: {page}")
     typer.echo(f"figures of chosen records: thalweg report {folder}/records/* --figures figures")
 
 
-def _show_preview(found: Preview) -> None:
+def _show_preview(preview: Preview) -> None:
     from thalweg.bench.matrix import label
     from thalweg.bench.show import duration
     from thalweg.ui import terminal
 
-    known = found.estimate_is_measured or found.estimate_seconds > 0
-    about = "about" if found.estimate_is_measured else "at least"
+    known = preview.estimate_is_measured or preview.estimate_seconds > 0
+    about = "about" if preview.estimate_is_measured else "at least"
     table = terminal.table("cell", "", "runs", f"seconds a run, {about}")
-    for row in found.cells:
+    for row in preview.cells:
         seconds = f"{row.estimate_seconds:.1f}" if row.estimate_seconds else "-"
         table.add_row(str(row.cell), label(row.settings), str(row.runs), seconds)
     terminal.console().print(table)
-    for one in found.skipped:
+    for one in preview.skipped:
         typer.echo(f"cell {one.cell} ({label(one.settings)}) is skipped: {one.reason}")
-    why = "" if found.estimate_is_measured else " for the links alone: nothing has been measured yet"
-    long = f"{about} {duration(found.estimate_seconds)}{why}" if known else "nothing has been measured yet"
-    typer.echo(f"{found.runs} runs; {long}")
+    why = "" if preview.estimate_is_measured else " for the links alone: nothing has been measured yet"
+    long = f"{about} {duration(preview.estimate_seconds)}{why}" if known else "nothing has been measured yet"
+    typer.echo(f"{preview.runs} runs; {long}")

@@ -61,10 +61,10 @@ def command(
             return
         amount = probing.amount(size)
         options = probing.client_options(url, token_file, cert, key)
-        found = doctor.report(doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount))
-        emit(found)
+        report = doctor.report(doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount))
+        emit(report)
     if not as_json:
-        _show(found)
+        _show(report)
 
 
 def _transports(context: typer.Context, *, as_json: bool) -> None:
@@ -99,30 +99,30 @@ def _note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _show(found: Report) -> None:
+def _show(report: Report) -> None:
     from thalweg.ui import terminal
 
     console = terminal.console()
-    _show_machine(console, found)
-    _show_checks(console, found.checks)
-    _show_path(console, found.path)
+    _show_machine(console, report)
+    _show_checks(console, report.checks)
+    _show_path(console, report.path)
 
 
-def _show_machine(console: Console, found: Report) -> None:
+def _show_machine(console: Console, report: Report) -> None:
     from thalweg.ui.units import format_bytes
 
-    machine, tcp = found.machine, found.tcp
-    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if version)
-    console.print(f"thalweg {found.thalweg.version}; {versions}", soft_wrap=True)
+    machine, tcp = report.machine, report.tcp
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version)
+    console.print(f"thalweg {report.thalweg.version}; {versions}", soft_wrap=True)
     memory = machine.memory_bytes
     console.print(
-        f"{found.kernel}, {machine.cpu}, {machine.cores} cores, "
+        f"{report.kernel}, {machine.cpu}, {machine.cores} cores, "
         f"{format_bytes(memory.get('available', 0))} of {format_bytes(memory.get('total', 0))} memory free",
         soft_wrap=True,
     )
     console.print(f"TCP congestion control {tcp.congestion} (has {', '.join(tcp.available)})", soft_wrap=True)
     console.print(", ".join(f"{name} {value}" for name, value in tcp.buffers.items()), soft_wrap=True)
-    for advice in found.advice:
+    for advice in report.advice:
         console.print(f"note: {advice}", soft_wrap=True)
 
 

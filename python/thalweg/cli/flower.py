@@ -56,12 +56,12 @@ def _preview(context: typer.Context, folder: Path, run_config: RunConfig, option
     with output(as_json=as_json) as emit:
         from thalweg.flower import run as flower
 
-        found = flower.preview(_plan(context, folder, run_config, option))
-        emit(found)
+        preview = flower.preview(_plan(context, folder, run_config, option))
+        emit(preview)
     if not as_json:
         from thalweg.cli.summary import show_flower_preview
 
-        show_flower_preview(found)
+        show_flower_preview(preview)
 
 
 def _plan(context: typer.Context, folder: Path, run_config: RunConfig, option: Options) -> Plan:

@@ -34,11 +34,11 @@ def status(*, as_json: Json = False) -> None:
     from thalweg.ui.units import format_bytes
 
     with output(as_json=as_json) as emit:
-        found = building.status()
-        emit(found)
+        kernel = building.status()
+        emit(kernel)
     if not as_json:
-        size = "not built; run `thalweg lab guest build`" if found.bytes is None else format_bytes(found.bytes)
-        typer.echo(f"{found.kernel}: {size}")
+        size = "not built; run `thalweg lab guest build`" if kernel.bytes is None else format_bytes(kernel.bytes)
+        typer.echo(f"{kernel.kernel}: {size}")
 
 
 @app.command(

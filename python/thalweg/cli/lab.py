@@ -190,7 +190,7 @@ def down(
         from thalweg.lab import state
         from thalweg.lab.client import RunningLab
 
-        ended = [RunningLab(found) for found in (state.live() if every else [state.find(name)])]
+        ended = [RunningLab(one) for one in (state.live() if every else [state.find(name)])]
         for lab in ended:
             lab.down()
         emit({"down": [lab.name for lab in ended], "reaped": reaped})

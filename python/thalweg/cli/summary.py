@@ -163,13 +163,14 @@ def show_flower(result: FlowerResult) -> None:
     console.print(f"record: {result.record.path}", soft_wrap=True)
 
 
-def show_flower_preview(found: Preview) -> None:
+def show_flower_preview(preview: Preview) -> None:
     """Print what a run of a Flower app would do."""
     console = terminal.console()
     console.print(
-        f"{found.app}: {found.clients} nodes in {found.processes} processes over {found.transport}, --fold {found.fold}"
+        f"{preview.app}: {preview.clients} nodes in {preview.processes} processes over {preview.transport}, "
+        f"--fold {preview.fold}"
     )
-    size, rounds, seconds = found.update_bytes, found.rounds, found.estimate_seconds
+    size, rounds, seconds = preview.update_bytes, preview.rounds, preview.estimate_seconds
     console.print(f"rounds: {'the app does not say how many' if rounds is None else rounds}")
     console.print(f"arrays of a message: {'not known before nodes answer' if size is None else format_bytes(size)}")
     bound = "not known: the rates of the links are not given" if seconds is None else format_seconds(seconds)
@@ -179,6 +180,6 @@ def show_flower_preview(found: Preview) -> None:
 def _metrics(row: RoundMetrics) -> str:
     """Return up to three metrics of a round: of the server's evaluation, else the clients', else their training."""
     kinds = (row.get(kind) for kind in ("server", "evaluate", "train"))
-    chosen = next((found for found in kinds if found and not isinstance(found, int)), {})
+    chosen = next((metrics for metrics in kinds if metrics and not isinstance(metrics, int)), {})
     numbers = [(name, value) for name, value in chosen.items() if isinstance(value, (int, float))]
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:3]) or "-"

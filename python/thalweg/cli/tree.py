@@ -50,19 +50,19 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
         from thalweg import trees
         from thalweg.cli.plans import assemble
 
-        found = trees.planned(assemble(file, None, given(context)))
-        emit(found)
+        planned = trees.planned(assemble(file, None, given(context)))
+        emit(planned)
     if as_json:
         return
-    typer.echo(_head(found))
-    for tree in found.plan.trees[:SHOWN]:
+    typer.echo(_head(planned))
+    for tree in planned.plan.trees[:SHOWN]:
         typer.echo(f"  {_tree(tree)}")
-    _more(len(found.plan.trees), "nodes")
-    typer.echo(f"notes between a node and its workers: {ROUTES[found.routes]}")
+    _more(len(planned.plan.trees), "nodes")
+    typer.echo(f"notes between a node and its workers: {ROUTES[planned.routes]}")
     typer.echo("why:")
-    for reason in found.reasons[:SHOWN]:
+    for reason in planned.reasons[:SHOWN]:
         typer.echo(f"  {reason.text}")
-    _more(len(found.reasons), "reasons")
+    _more(len(planned.reasons), "reasons")
 
 
 @app.command("simulate", cls=TreeCommand)
@@ -76,16 +76,16 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
         met: list[Replayed] = []
         for folder in record or []:
             met.append(replayed(folder, met))
-        found = trees.simulated(assemble(file, None, given(context)), met)
-        emit(found)
+        simulated = trees.simulated(assemble(file, None, given(context)), met)
+        emit(simulated)
     if as_json:
         return
-    typer.echo(_head(found))
-    for row in found.rounds[-SHOWN:]:
+    typer.echo(_head(simulated))
+    for row in simulated.rounds[-SHOWN:]:
         typer.echo(f"  {_round(row)}")
     for one in met:
         typer.echo(f"  {_met(one)}")
-    typer.echo(ACCEPTED if found.accepted else CAVEAT)
+    typer.echo(ACCEPTED if simulated.accepted else CAVEAT)
 
 
 @app.command("calibrate", cls=TreeCommand)
@@ -108,31 +108,31 @@ def calibrate(
         note = progress_on_stderr().note
         default = {"model.name": DEFAULT} if file is None else {}
         options = {key: value for key, value in given(context).items() if value is not None}
-        found = calibrated(assemble(file, None, {**default, **options}), seconds, note)
-        emit(found)
+        calibration = calibrated(assemble(file, None, {**default, **options}), seconds, note)
+        emit(calibration)
     if as_json:
         return
-    typer.echo(_capacity(found))
-    typer.echo(found.toml.rstrip())
+    typer.echo(_capacity(calibration))
+    typer.echo(calibration.toml.rstrip())
 
 
-def _capacity(found: Calibration) -> str:
+def _capacity(calibration: Calibration) -> str:
     """Return a TOML comment with the measured capacity and how reliable it is."""
     from thalweg.ui.units import format_bytes, format_seconds
 
-    at, size = found.at, format_bytes(found.update_bytes)
+    at, size = calibration.at, format_bytes(calibration.update_bytes)
     measured = f"# {at.rate:.4g} updates of {size} a second took {format_seconds(at.seconds)} each"
-    if found.overloaded:
-        return f"{measured}, at least {found.significant:g} times as long as in an idle node"
-    return f"{measured}, hardly longer than in an idle node: it can do more, and {found.ended}"
+    if calibration.overloaded:
+        return f"{measured}, at least {calibration.significant:g} times as long as in an idle node"
+    return f"{measured}, hardly longer than in an idle node: it can do more, and {calibration.ended}"
 
 
-def _head(found: Head) -> str:
+def _head(head: Head) -> str:
     from thalweg.ui.units import format_bytes
 
-    goal = "" if found.goal is None else f", of which {found.goal} end a round"
-    updates = f"{found.clients} updates of {format_bytes(found.update_bytes)}{goal}"
-    return f"{found.system}: {updates}, {found.nodes} nodes"
+    goal = "" if head.goal is None else f", of which {head.goal} end a round"
+    updates = f"{head.clients} updates of {format_bytes(head.update_bytes)}{goal}"
+    return f"{head.system}: {updates}, {head.nodes} nodes"
 
 
 def _tree(tree: NodeTree) -> str:

@@ -58,10 +58,10 @@ def is_text(name: str) -> bool:
 
 def check_reader(name: str, model: str, reads: str) -> None:
     """Raise DataError if ``model`` cannot read data set ``name``: one is for images and the other for text."""
-    given = "text" if is_text(name) else "images"
-    if given != reads:
+    kind = "text" if is_text(name) else "images"
+    if kind != reads:
         fitting = " or ".join(other for other in DATASETS if is_text(other) == (reads == "text"))
-        raise DataError(f"the model {model!r} reads {reads}, and {name!r} is {given}", f"Take data.name = {fitting}")
+        raise DataError(f"the model {model!r} reads {reads}, and {name!r} is {kind}", f"Take data.name = {fitting}")
 
 
 def load(name: str, *, root: Path | None = None) -> tuple[Dataset, Dataset]:

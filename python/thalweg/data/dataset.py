@@ -40,9 +40,9 @@ class Dataset:
     def __post_init__(self) -> None:
         expected = (len(self.labels), CHANNELS, SIDE, SIDE)
         if self.images.shape != expected or self.images.dtype != np.uint8 or self.labels.dtype != np.int64:
-            found = f"images {self.images.shape} {self.images.dtype}, labels {self.labels.shape} {self.labels.dtype}"
+            actual = f"images {self.images.shape} {self.images.dtype}, labels {self.labels.shape} {self.labels.dtype}"
             raise DataError(
-                f"{self.name} has {found}", f"Give images {expected} uint8 and labels ({expected[0]},) int64"
+                f"{self.name} has {actual}", f"Give images {expected} uint8 and labels ({expected[0]},) int64"
             )
         if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < self.classes):
             raise DataError(

@@ -27,14 +27,14 @@ def places(name: str, root: Path | None, system: Sequence[Path] = ()) -> list[Pa
     if root is not None:
         tried = [root, root / name]
     else:
-        given = os.environ.get(ENVIRONMENT)
-        tried = [Path(given) / name, Path(given)] if given else []
+        folder = os.environ.get(ENVIRONMENT)
+        tried = [Path(folder) / name, Path(folder)] if folder else []
         tried += system
-    found = [place for place in tried if place.exists()]
-    if not found:
+    existing = [place for place in tried if place.exists()]
+    if not existing:
         where = ", ".join(map(str, tried)) if tried else "nowhere to look"
         raise DataError(f"the data set {name!r} is not there (tried: {where})", hint(name))
-    return found
+    return existing
 
 
 def hint(name: str) -> str:

@@ -30,8 +30,8 @@ class Text:
         if len(shape) != 2 or shape[0] != count or shape[1] < 2 or self.tokens.dtype != np.uint8:
             raise DataError(f"{self.name} has tokens {shape} {self.tokens.dtype}", f"Give ({count}, 2 or more) uint8")
         if count and not (self.labels.min() >= 0 and self.labels.max() < self.classes):
-            found = f"{self.labels.min()}..{self.labels.max()}"
-            raise DataError(f"{self.name} has labels {found}", f"Labels must be 0..{self.classes - 1}")
+            actual = f"{self.labels.min()}..{self.labels.max()}"
+            raise DataError(f"{self.name} has labels {actual}", f"Labels must be 0..{self.classes - 1}")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -128,9 +128,9 @@ def path_to(url: str, options: ProbeOptions, size: int) -> Throughput:
 
 
 def _path(target: str, measured: str) -> Throughput:
-    found = wire.decode(_Probed, measured)
+    probed = wire.decode(_Probed, measured)
     return Throughput(
-        target, found.raw_bytes_per_second, found.thalweg_bytes_per_second, found.control_round_trip_seconds
+        target, probed.raw_bytes_per_second, probed.thalweg_bytes_per_second, probed.control_round_trip_seconds
     )
 
 
@@ -190,28 +190,28 @@ def _cgroup() -> Check:
     from thalweg.lab import cgroups
 
     cost = "no stress.cpu_quota"
-    found = cgroups.detect()
-    if found is None:
+    hierarchy = cgroups.detect()
+    if hierarchy is None:
         return Check("cgroup", False, "none with the cpu controller is mounted", cost)
-    return Check("cgroup", os.access(found.root, os.W_OK), f"v{found.version} at {found.root}", cost)
+    return Check("cgroup", os.access(hierarchy.root, os.W_OK), f"v{hierarchy.version} at {hierarchy.root}", cost)
 
 
 def _sched_fifo() -> Check:
     cost = "emulated links are late by milliseconds on a busy machine"
-    found: list[OSError | None] = []
+    errors: list[OSError | None] = []
 
     def ask() -> None:
         # The call changes only this thread, and the thread ends at once.
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-            found.append(None)
+            errors.append(None)
         except OSError as error:
-            found.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    (error,) = found
+    (error,) = errors
     return Check("sched_fifo", error is None, "allowed" if error is None else str(error.strerror), cost)
 
 
@@ -296,8 +296,8 @@ def _lockable() -> str:
 
 def _program(name: str, cost: str) -> Callable[[], Check]:
     def check() -> Check:
-        found = _which(name)
-        return Check(name, found is not None, found or "not installed", cost)
+        path = _which(name)
+        return Check(name, path is not None, path or "not installed", cost)
 
     return check
 
@@ -344,8 +344,8 @@ def _kernel_setting(name: str) -> str | None:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
         except OSError:
             continue
-        found = (line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}="))
-        return next(found, "n")
+        values = (line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}="))
+        return next(values, "n")
     return None
 
 

@@ -23,11 +23,11 @@ def require() -> str:
     """Return the version of Flower that is installed. Raises PlanError if there is none, or it is too old."""
     get = "Install it: pip install 'flwr>=1.22' (its newest releases need Python 3.11)"
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
         raise PlanError("Flower is not installed", get) from None
-    numbers = tuple(int(part) if part.isdecimal() else 0 for part in found.split(".")[:2])
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in installed.split(".")[:2])
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise PlanError(f"Flower {found} is installed, and thalweg needs {oldest} or newer", get)
-    return found
+        raise PlanError(f"Flower {installed} is installed, and thalweg needs {oldest} or newer", get)
+    return installed

@@ -50,15 +50,15 @@ class AppFolder:
         """Import the ServerApp. Raises AppError."""
         from flwr.serverapp import ServerApp
 
-        found: ServerApp = _checked(self._load(self.server), ServerApp, self.server)
-        return found
+        server_app: ServerApp = _checked(self._load(self.server), ServerApp, self.server)
+        return server_app
 
     def load_client(self) -> ClientApp:
         """Import the ClientApp. Raises AppError."""
         from flwr.clientapp import ClientApp
 
-        found: ClientApp = _checked(self._load(self.client), ClientApp, self.client)
-        return found
+        client_app: ClientApp = _checked(self._load(self.client), ClientApp, self.client)
+        return client_app
 
     def _load(self, reference: str) -> Any:
         folder = str(self.path.resolve())
@@ -67,24 +67,24 @@ class AppFolder:
             importlib.invalidate_caches()
         module, _, attributes = reference.partition(":")
         try:
-            found: Any = importlib.import_module(module)
+            value: Any = importlib.import_module(module)
             for attribute in attributes.split("."):
-                found = getattr(found, attribute)
+                value = getattr(value, attribute)
         except (Exception, SystemExit) as error:
             raise AppError(
                 f"{reference} of the app {self.path} cannot be imported: {type(error).__name__}: {error}",
                 "Correct the app, or install what it needs; the traceback is above",
             ) from error
-        return found
+        return value
 
 
-def _checked(found: Any, kind: type[Any], reference: str) -> Any:
-    if not isinstance(found, kind):
+def _checked(value: Any, kind: type[Any], reference: str) -> Any:
+    if not isinstance(value, kind):
         raise AppError(
-            f"{reference} is a {type(found).__name__}, not a {kind.__name__}",
+            f"{reference} is a {type(value).__name__}, not a {kind.__name__}",
             f"Correct [tool.flwr.app.components] in its {FILE}",
         )
-    return found
+    return value
 
 
 def read(path: Path) -> AppFolder:
@@ -118,14 +118,14 @@ def pairs(text: str, what: str) -> Config:
     lines, at = [], 0
     text = text.strip()
     while at < len(text):
-        found = _PAIR.match(text, at)
-        if found is None:
+        match = _PAIR.match(text, at)
+        if match is None:
             raise PlanError(
                 f"{what} is {text!r}, which cannot be read from {text[at:].strip()!r} on",
                 "Write key=value pairs with spaces between them, and text in quotes: \"rounds=3 name='anna'\"",
             )
-        lines.append(f"{found[1]} = {found[2]}")
-        at = found.end()
+        lines.append(f"{match[1]} = {match[2]}")
+        at = match.end()
     return dict(_flat(toml.loads("\n".join(lines), what)))
 
 

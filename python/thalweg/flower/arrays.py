@@ -73,15 +73,15 @@ class View(Array):
     def data(self) -> bytes:
         values = self.values
         if values is None:
-            given: bytes = self.__dict__["_data"]
-            return given
+            content: bytes = self.__dict__["_data"]
+            return content
         buffer = BytesIO()
         np.save(buffer, values, allow_pickle=False)
         return buffer.getvalue()
 
     @data.setter
-    def data(self, given: bytes) -> None:
-        self.__dict__.update(_data=given, _values=None, _location=None)
+    def data(self, content: bytes) -> None:
+        self.__dict__.update(_data=content, _values=None, _location=None)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Array):
@@ -122,19 +122,25 @@ def averaging() -> Iterator[None]:
         ArrayRecord.from_array_dict = _FROM_ARRAYS  # type: ignore[method-assign]
 
 
-def _init(self: Array, *args: Any, **given: Any) -> None:
+def _init(self: Array, *args: Any, **arguments: Any) -> None:
     """Make an array that is a sum of the mean a ``View``, without a copy."""
-    if _averaging.now and not given and len(args) == 1 and isinstance(args[0], np.ndarray) and travels(args[0].dtype):
+    if (
+        _averaging.now
+        and not arguments
+        and len(args) == 1
+        and isinstance(args[0], np.ndarray)
+        and travels(args[0].dtype)
+    ):
         self.__class__ = View
         View.__init__(self, args[0])  # type: ignore[arg-type]
     else:
-        _INIT(self, *args, **given)
+        _INIT(self, *args, **arguments)
 
 
-def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **given: Any) -> ArrayRecord:
+def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **arguments: Any) -> ArrayRecord:
     """Put sums of the mean into a record, without a copy."""
     if not (_averaging.now and all(isinstance(array, View) for array in array_dict.values())):
-        made: ArrayRecord = _FROM_ARRAYS.__get__(None, cls)(array_dict, **given)
+        made: ArrayRecord = _FROM_ARRAYS.__get__(None, cls)(array_dict, **arguments)
         return made
     record = ArrayRecord()
     for name, array in array_dict.items():
@@ -155,7 +161,7 @@ class Folded(Array):
         )
 
     @data.setter
-    def data(self, given: bytes) -> None:
+    def data(self, content: bytes) -> None:
         raise AttributeError("a folded array cannot be replaced")
 
     def numpy(self) -> Values:

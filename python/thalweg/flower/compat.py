@@ -30,11 +30,11 @@ _RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
 def identify(run_id: int) -> None:
     """Tell Flower which run this process belongs to. ``Message(...)`` needs that from about release 1.34 on."""
     try:
-        known = importlib.import_module("flwr.supercore.task_identity")
+        identity = importlib.import_module("flwr.supercore.task_identity")
     except ImportError:
         return
-    known.TaskIdentity.task_id = known.TaskIdentity.node_id = SERVER_NODE
-    known.TaskIdentity.run_id = run_id
+    identity.TaskIdentity.task_id = identity.TaskIdentity.node_id = SERVER_NODE
+    identity.TaskIdentity.run_id = run_id
 
 
 def name(message: Message, message_id: str) -> Message:
@@ -53,8 +53,8 @@ def assemble(metadata: Metadata, content: RecordDict | Error) -> Message:
 def nodes_waited_for(caller: FrameType) -> int:
     """Return how many nodes Flower's ``sample_nodes`` waits for, if that calls ``Grid.get_node_ids``; else 0."""
     sample = getattr(importlib.import_module("flwr.serverapp.strategy.strategy_utils"), "sample_nodes", None)
-    found = caller.f_locals.get("min_available_nodes")
-    return found if caller.f_code is getattr(sample, "__code__", None) and isinstance(found, int) else 0
+    count = caller.f_locals.get("min_available_nodes")
+    return count if caller.f_code is getattr(sample, "__code__", None) and isinstance(count, int) else 0
 
 
 def only_looks(caller: FrameType) -> bool:
@@ -92,11 +92,11 @@ def run_class() -> type[Any] | None:
     """Return Flower's class ``Run``, or None if it is in none of the known modules."""
     for module in _RUNS:
         try:
-            found = getattr(importlib.import_module(module), "Run", None)
+            run_type = getattr(importlib.import_module(module), "Run", None)
         except ImportError:
             continue
-        if isinstance(found, type):
-            return found
+        if isinstance(run_type, type):
+            return run_type
     return None
 
 

@@ -246,7 +246,7 @@ def _noted(folder: Path) -> tuple[str, str | None]:
         lines = (folder / NOTE).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         lines = []
-    found = (
+    source_lines = (
         (label, line.removeprefix(label)) for line in lines for label in (SOURCE, SUBSTITUTE) if line.startswith(label)
     )
-    return next(found, ("", None))
+    return next(source_lines, ("", None))

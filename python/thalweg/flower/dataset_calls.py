@@ -105,10 +105,10 @@ class _Source:
             if call is None:
                 continue
             name_key, subset_key, positional = call
-            given = {one.arg: one.value for one in node.keywords if one.arg is not None}
+            keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
             if positional:
-                given |= dict(zip((name_key, subset_key), node.args, strict=False))
-            name, subset = given.get(name_key), given.get(subset_key)
+                keywords |= dict(zip((name_key, subset_key), node.args, strict=False))
+            name, subset = keywords.get(name_key), keywords.get(subset_key)
             yield DatasetCall(
                 None if name is None else self.text(name, sources, config),
                 None if subset is None else self.text(subset, sources, config),

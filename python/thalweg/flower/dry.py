@@ -74,14 +74,14 @@ class Measuring(Grid):
         yield
 
 
-def size_of(found: AppFolder, options: Mapping[str, ConfigValue], clients: int, seed: int) -> Size:
+def size_of(folder: AppFolder, options: Mapping[str, ConfigValue], clients: int, seed: int) -> Size:
     """Run an app's ServerApp until it sends a message. Raises AppError if it cannot be imported.
 
     The size stays unknown for legacy apps, which catch ``Enough``, and for apps that ask a node for the first model.
     """
-    config = found.run_config(options)
+    config = folder.run_config(options)
     compat.identify(1)
-    app, grid = found.load_server(), Measuring(clients, config)
+    app, grid = folder.load_server(), Measuring(clients, config)
     seed_all(seed)
     try:
         with fold.installed():

@@ -108,8 +108,8 @@ def averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def only(content: RecordDict, kind: type[Any]) -> Any:
     """Return the only record of a kind; None if there is none, or more than one."""
-    found = [record for record in content.values() if isinstance(record, kind)]
-    return found[0] if len(found) == 1 else None
+    records = [record for record in content.values() if isinstance(record, kind)]
+    return records[0] if len(records) == 1 else None
 
 
 @dataclass
@@ -166,19 +166,19 @@ class Loop:
         #: Flower's result, once the loop has ended.
         self.result: Any = None
 
-    def run(self, given: inspect.BoundArguments) -> Any:
+    def run(self, arguments: inspect.BoundArguments) -> Any:
         """Run the loop with these arguments.
 
         Large initial arrays are moved to a record to which only the loop refers, so that ``trains`` can free them.
         """
-        initial = given.arguments.get("initial_arrays")
+        initial = arguments.arguments.get("initial_arrays")
         if isinstance(initial, ArrayRecord) and sum(map(size_of, initial.values())) >= WORTH_A_SEARCH:
             own = housed(initial)
             if own is not initial:
-                self._initial = given.arguments["initial_arrays"] = own
-        self._arguments, keywords = given.args, given.kwargs
-        given.arguments.clear()
-        del given, initial
+                self._initial = arguments.arguments["initial_arrays"] = own
+        self._arguments, keywords = arguments.args, arguments.kwargs
+        arguments.arguments.clear()
+        del arguments, initial
         self.result = _START(*self._arguments, **keywords)
         return self.result
 
@@ -200,10 +200,10 @@ class Loop:
         """Wrap the function of the server's own evaluation, so that its results are kept here too."""
 
         def tap(server_round: int, arrays: ArrayRecord) -> Any:
-            found = evaluate(server_round, arrays)
-            if found is not None:
-                self.server_metrics[server_round] = dict(found)
-            return found
+            metrics = evaluate(server_round, arrays)
+            if metrics is not None:
+                self.server_metrics[server_round] = dict(metrics)
+            return metrics
 
         return tap
 
@@ -263,17 +263,17 @@ def installed() -> Iterator[None]:
         FedAvg.aggregate_train = _ORIGINAL  # type: ignore[method-assign]
 
 
-def _start(self: Strategy, grid: Any, *args: Any, **given: Any) -> Any:
+def _start(self: Strategy, grid: Any, *args: Any, **arguments: Any) -> Any:
     looping = getattr(grid, "looping", None)
     if looping is None:
-        return _START(self, grid, *args, **given)
-    bound = _SIGNATURE.bind(self, grid, *args, **given)
+        return _START(self, grid, *args, **arguments)
+    bound = _SIGNATURE.bind(self, grid, *args, **arguments)
     bound.apply_defaults()
     rounds = bound.arguments.get("num_rounds")
     loop = Loop(self, rounds if isinstance(rounds, int) else None)
     if bound.arguments.get("evaluate_fn") is not None:
         bound.arguments["evaluate_fn"] = loop.tapped(bound.arguments["evaluate_fn"])
-    del args, given  # they refer to the initial arrays, which `trains` could then not free
+    del args, arguments  # they refer to the initial arrays, which `trains` could then not free
     with looping(loop):
         return loop.run(bound)
 

@@ -110,19 +110,19 @@ class ThalwegGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived, each once, and an error message for an unknown or forgotten id."""
-        found = []
+        replies = []
         for one in message_ids:
             waiting = self._waiting(one)
             if waiting is None:
-                found.append(self._answers.unknown(one))
+                replies.append(self._answers.unknown(one))
                 continue
             self._drain(waiting.group, 0.0)
             message = self._take(one, waiting)
             if message is None and waiting.group.over and self._drop(one):
                 message = self._answers.unknown(one)
             if message is not None:
-                found.append(message)
-        return found
+                replies.append(message)
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
         """Send messages and return their replies, in the order of the messages.
@@ -177,8 +177,10 @@ class ThalwegGrid(Grid):
     def _take_all(self, ids: Sequence[str]) -> list[Message]:
         """Return the replies that have arrived, in order; an error message for an id that is not known any more."""
         pairs = ((one, self._waiting(one)) for one in ids)
-        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in pairs]
-        return [reply for reply in found if reply is not None]
+        replies = [
+            self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in pairs
+        ]
+        return [reply for reply in replies if reply is not None]
 
     @contextmanager
     def looping(self, loop: Loop) -> Iterator[None]:
@@ -226,7 +228,7 @@ class ThalwegGrid(Grid):
             metadata = message.metadata
             if not (metadata.ttl > 0 and metadata.reply_to_message_id == "" and message.has_content()):
                 raise ValueError(f"Invalid message: {message}")
-            if (known := names.get(metadata.dst_node_id)) is None:
+            if (node_name := names.get(metadata.dst_node_id)) is None:
                 continue
             same: Any = (id(message.content), metadata.message_type, metadata.group_id, metadata.ttl)
             if metadata.created_at + metadata.ttl <= time.time():
@@ -235,15 +237,15 @@ class ThalwegGrid(Grid):
                 ids[at] = compat.name(message, message_id(label, metadata.dst_node_id)).metadata.message_id
                 continue
             # A task has each node only once, so a second message with the same content to a node needs another task.
-            while known in (other for _, _, other in batches.get(same, ())):
+            while node_name in (other for _, _, other in batches.get(same, ())):
                 same = (*same, None)
-            batches.setdefault(same, []).append((at, message, known))
+            batches.setdefault(same, []).append((at, message, node_name))
         groups = []
         for batch in batches.values():
             _, sending, to = zip(*batch, strict=True)
-            group, given = self._send(sending, to, key if len(batches) == 1 else None, loop, awaited=awaited)
+            group, sent_ids = self._send(sending, to, key if len(batches) == 1 else None, loop, awaited=awaited)
             groups.append(group)
-            for (at, _, _), one in zip(batch, given, strict=True):
+            for (at, _, _), one in zip(batch, sent_ids, strict=True):
                 ids[at] = one
         return ids, groups
 

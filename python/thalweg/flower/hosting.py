@@ -68,7 +68,7 @@ class Hosting:
     def __init__(
         self,
         plan: Plan,
-        found: AppFolder,
+        folder: AppFolder,
         server: TaskServer,
         record: RunRecord,
         progress: Progress,
@@ -86,12 +86,12 @@ class Hosting:
         self.nodes_of: dict[str, list[str]] = {}
         #: For each process that has ended: the reason.
         self._ended: dict[str, str] = {}
-        self._found, self._look = found, look
+        self._folder, self._look = folder, look
         self.attendance = Attendance()
         # The seed determines the nodes' ids, so that a strategy samples the same nodes with the same seed.
         drawn = random.Random(plan.job.seed)
         run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
-        self.config = found.run_config({} if plan.app is None else plan.app.options or {})
+        self.config = folder.run_config({} if plan.app is None else plan.app.options or {})
         self.rounds: Rounds = Rounds(self._keep, self._begin, self._tell)
         folds = plan.app is None or plan.app.fold != "off"
         compat.identify(run_id)
@@ -111,7 +111,7 @@ class Hosting:
 
     def load(self) -> ServerApp:
         """Import the ServerApp. Raises AppError."""
-        self._app = self._found.load_server()
+        self._app = self._folder.load_server()
         return self._app
 
     def wait(self, look: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class Hosting:
             self.check(f"; then the ServerApp raised {type(error).__name__}: {error}")
             raise AppError(
                 f"the ServerApp raised {type(error).__name__}: {error}",
-                f"Correct {self._found.server}; the traceback is above",
+                f"Correct {self._folder.server}; the traceback is above",
             ) from error
         finally:
             self.rounds.close()
@@ -201,7 +201,7 @@ class Hosting:
             traces = f"tracebacks are in {self.record.log_path}" if self.nodes_of else "their output has the tracebacks"
             raise AppError(
                 f"in {len(failures)} of {len(self.rounds.rows)} rounds {failures[0]}{then}",
-                f"Correct {self._found.client} if it raised that; {traces}",
+                f"Correct {self._folder.client} if it raised that; {traces}",
             )
 
     def _tell(self, text: str) -> None:
@@ -236,8 +236,8 @@ def recorded(plan: Plan, server: TaskServer, facts: RunFacts, progress: Progress
     progress.note(f"record: {record.path}")
     try:
         yield record
-        found = counted(server, server.absent, senders(record.rounds()))
-        record.note(resent=manifest_counts(found, 1, broker=registry.can(plan.scheme).broker))
+        counts = counted(server, server.absent, senders(record.rounds()))
+        record.note(resent=manifest_counts(counts, 1, broker=registry.can(plan.scheme).broker))
         done = sum(1 for _ in record.rounds())
         record.replan(record.plan.merge({"job.rounds": max(1, done)}))
         record.finish("complete")

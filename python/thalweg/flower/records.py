@@ -142,17 +142,17 @@ def unpack(records: Any, tensors: Mapping[str, Values], *, folded: bool = False)
     try:
         if isinstance(records, int):
             records = bounded_json.read(_bytes(tensors, records), most=LONGEST_RECORDS)
-        found = RecordDict()
+        content = RecordDict()
         for key, kind, items in records:
             make = _MAKERS[kind]
-            found[key] = make(items, tensors)
-            if isinstance(found[key], ArrayRecord) and any(
-                isinstance(array, Folded) != folded for array in found[key].values()
+            content[key] = make(items, tensors)
+            if isinstance(content[key], ArrayRecord) and any(
+                isinstance(array, Folded) != folded for array in content[key].values()
             ):
                 raise ValueError("its arrays are folded" if not folded else "an array is not folded")
     except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise HeadError(f"the head does not describe records: {error}") from error
-    return found
+    return content
 
 
 def _array_record(items: Any, tensors: Mapping[str, Values]) -> ArrayRecord:
@@ -204,15 +204,15 @@ def _decoded(value: Any, tensors: Mapping[str, Values]) -> Any:
         return [_decoded(one, tensors) for one in value]
     if not isinstance(value, dict):
         return value
-    ((kind, given),) = value.items()
+    ((kind, encoded),) = value.items()
     if kind == "tensor":
-        return _bytes(tensors, given)
-    if kind == "float" and given in NOT_FINITE:
-        return float(given)
+        return _bytes(tensors, encoded)
+    if kind == "float" and encoded in NOT_FINITE:
+        return float(encoded)
     if kind != "bytes":
         raise ValueError(f"{kind!r} is no kind of value")
     try:
-        return base64.b64decode(given, validate=True)
+        return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from error
 

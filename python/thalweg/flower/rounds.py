@@ -203,7 +203,7 @@ class Rounds:
             made["train"] = self.loop.result.train_metrics_clientapp
             made["evaluate"] = self.loop.result.evaluate_metrics_clientapp
         return [
-            {**row, **{kind: dict(found[number]) for kind, found in made.items() if number in found}}
+            {**row, **{kind: dict(by_round[number]) for kind, by_round in made.items() if number in by_round}}
             for row in rows
             if isinstance(number := row["round"], int)
         ]
@@ -230,9 +230,9 @@ class Rounds:
         quality = {"accuracy": _first(evaluated, ACCURACIES), "loss": _first(evaluated, LOSSES)}
         if quality["accuracy"] is not None and not 0 <= quality["accuracy"] <= 1:
             quality["accuracy"] = None
-        known = {name: value for name, value in quality.items() if value is not None}
+        figures = {name: value for name, value in quality.items() if value is not None}
         evaluation = done.phases.get("evaluate") if done.main is not done.phases.get("evaluate") else None
-        self._keep(entry(_outcome(done, row), known, None if evaluation is None else evaluation.seconds), row)
+        self._keep(entry(_outcome(done, row), figures, None if evaluation is None else evaluation.seconds), row)
 
     def _server_metrics(self, number: int) -> Numbers:
         return {} if self.loop is None else self.loop.server_metrics.get(number, {})
@@ -308,11 +308,11 @@ def _numbers(message: Message) -> Iterator[tuple[str, float]]:
 
 def means(answers: Sequence[_Answer]) -> dict[str, float]:
     """Return the mean of each metric over replies, weighted by their samples; unweighted if any number is missing."""
-    found = [answer.numbers for answer in answers if answer.counts]
-    weights = [_first(numbers, WEIGHTS) for numbers in found]
+    tables = [answer.numbers for answer in answers if answer.counts]
+    weights = [_first(numbers, WEIGHTS) for numbers in tables]
     even = any(weight is None or weight < 0 for weight in weights) or not sum(weight or 0 for weight in weights)
     sums: dict[str, list[float]] = {}
-    for numbers, weight in zip(found, weights, strict=True):
+    for numbers, weight in zip(tables, weights, strict=True):
         share = 1.0 if even or weight is None else float(weight)
         for name, value in numbers.items():
             if name not in WEIGHTS:
@@ -323,8 +323,8 @@ def means(answers: Sequence[_Answer]) -> dict[str, float]:
 
 
 def _first(numbers: Mapping[str, object], names: Sequence[str]) -> float | None:
-    found = (numbers.get(name) for name in names)
-    return next((one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool)), None)
+    candidates = (numbers.get(name) for name in names)
+    return next((one for one in candidates if isinstance(one, (int, float)) and not isinstance(one, bool)), None)
 
 
 def under_way(transfers: Sequence[Transfer]) -> float:

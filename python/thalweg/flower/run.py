@@ -73,10 +73,10 @@ def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[
     from thalweg.flower import app
     from thalweg.plan import Plan
 
-    found = read(folder)
+    app_folder = read(folder)
     values = {key: value for text in run_config for key, value in app.pairs(text, "--run-config").items()}
-    found.run_config(values)
-    clients = overrides.get("job.clients") or found.nodes
+    app_folder.run_config(values)
+    clients = overrides.get("job.clients") or app_folder.nodes
     if clients is None:
         raise PlanError(f"{folder} does not say how many nodes its federation has", "Say it: --clients 4")
     table = {"job": {"clients": clients}, "app": {"object": f"{FLOWER}{folder}", "options": values or None}}
@@ -97,8 +97,8 @@ def folder_of(plan: Plan) -> Path:
 
 def check(plan: Plan) -> None:
     """Raise PlanError if a plan's Flower app does not exist, or lacks a configuration key that the plan sets."""
-    found = read(folder_of(plan))
-    found.run_config({} if plan.app is None else plan.app.options or {})
+    app = read(folder_of(plan))
+    app.run_config({} if plan.app is None else plan.app.options or {})
 
 
 def run(plan: Plan, progress: Progress) -> FlowerResult:
@@ -109,7 +109,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     returns or raises.
     """
     flower.require()
-    found = read(folder_of(plan))
+    app = read(folder_of(plan))
     check_transport(plan, registry.transports())
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     in_process = registry.can(plan.scheme).in_process
@@ -121,14 +121,12 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
         _listening(plan, broker.url, broker.trusting(server_trust), network) as server,
         recorded(plan, server, network.facts(), progress, tls=server_trust.tls is not None) as record,
     ):
-        host = Hosting(plan, found, server, record, progress, look=network.check)
+        host = Hosting(plan, app, server, record, progress, look=network.check)
         fleet = Fleet(record.log_path, host.process_ended, in_process=in_process, work=_work, program=PROGRAM)
         host.nodes_of = {process: list(nodes) for process, nodes in shares.items()}
         try:
             progress.note(f"starting {len(names)} nodes in {len(shares)} processes")
-            fleet.start(
-                list(shares), _Orders(plan, found, server, network, broker.trusting(client_trust), shares, names)
-            )
+            fleet.start(list(shares), _Orders(plan, app, server, network, broker.trusting(client_trust), shares, names))
             host.load()  # imported while the nodes' processes start
             host.wait(lambda: _look(fleet, network))
             network.begin(record)
@@ -149,15 +147,15 @@ def preview(plan: Plan) -> Preview:
     from thalweg.plan.least import has_known_links, least
 
     flower.require()
-    found = read(folder_of(plan))
+    app_folder = read(folder_of(plan))
     check_transport(plan, registry.transports())
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     processes = len(_shares(plan, names))
     app = plan.app
-    size = size_of(found, {} if app is None else app.options or {}, plan.job.clients, plan.job.seed)
+    size = size_of(app_folder, {} if app is None else app.options or {}, plan.job.clients, plan.job.seed)
     known = size.update_bytes is not None and size.rounds is not None and has_known_links(plan)
     return Preview(
-        app=str(found.path),
+        app=str(app_folder.path),
         clients=plan.job.clients,
         processes=processes,
         transport=plan.url,
@@ -175,7 +173,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
     raises.
     """
     flower.require()
-    found = read(folder_of(plan))
+    app = read(folder_of(plan))
     check_transport(plan, registry.transports())
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
@@ -183,7 +181,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         _listening(plan, url, trust, None) as server,
         recorded(plan, server, {}, progress, tls=trust.tls is not None) as record,
     ):
-        host = Hosting(plan, found, server, record, progress)
+        host = Hosting(plan, app, server, record, progress)
         guarded = "encrypted" if trust.tls else "not encrypted" if trust.issuer else "open to this machine"
         progress.note(f"listening on {server.address} ({guarded})")
         host.load()
@@ -214,7 +212,7 @@ def join(
     from thalweg.flower.client import Apps, Node
     from thalweg.tasks import TaskClient
 
-    found = read(folder)
+    app_folder = read(folder)
     config = {key: value for text in node_config for key, value in app.pairs(text, "--node-config").items()}
     url, name, options = entrance(membership)
     with core_shares.CoreShare() as share:
@@ -224,7 +222,7 @@ def join(
         note(f"{name}: joining {url}")
         with farewell(core, "the node ends"):
             core.join()
-            apps = Apps(found.load_client, folder=found.path.resolve())
+            apps = Apps(app_folder.load_client, folder=app_folder.path.resolve())
             done = Node(name, apps, config, note).serve(TaskClient.over(core, name))
     return NodeResult(name, url, done, machine.peak_rss_bytes())
 
@@ -251,7 +249,7 @@ class _Orders:
     """Makes the order of each process: what it reads when it starts. ``shares`` gives each process its nodes."""
 
     plan: Plan
-    found: AppFolder
+    app: AppFolder
     server: TaskServer
     network: Session
     trust: Trust
@@ -265,7 +263,7 @@ class _Orders:
             threads=client_threads(plan.training.threads, len(self.shares)),
             place=self.network.place(name) if name in self.names else None,
             url=self.server.address,
-            app=str(self.found.path.resolve()),
+            app=str(self.app.path.resolve()),
             nodes=[self._node(node) for node in self.shares[name]],
         )
 

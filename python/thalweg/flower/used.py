@@ -42,10 +42,10 @@ class UsedReplies:
         unnamed = sys.getrefcount(alone[0])
         for at in range(len(self._lists)):
             if sys.getrefcount(self._lists[at]) <= unnamed + 1:  # one more reference: the loop's variable
-                found = [reply.content for reply in self._lists[at] if reply.has_content()]
-                freed += sum(map(bytes_of, found))
-                contents += map(weakref.ref, found)
-                del found  # it refers to the contents that are to be freed
+                reply_contents = [reply.content for reply in self._lists[at] if reply.has_content()]
+                freed += sum(map(bytes_of, reply_contents))
+                contents += map(weakref.ref, reply_contents)
+                del reply_contents  # it refers to the contents that are to be freed
                 self._lists[at].clear()
                 self._lists[at].mean = None
         self._lists.clear()

@@ -29,8 +29,8 @@ def serve(order: ProcessOrder, note: Note) -> None:
     from thalweg.flower.client import Apps, Node
 
     # Do not seed inside the server's process: the ServerApp uses the same random generators there.
-    found = app.read(Path(order.app))
-    apps = Apps(found.load_client, seeded=order.parent != os.getpid(), folder=found.path)
+    folder = app.read(Path(order.app))
+    apps = Apps(folder.load_client, seeded=order.parent != os.getpid(), folder=folder.path)
     nodes = [(Node(one.name, apps, one.config, _noting(one.name, note)), one) for one in order.nodes]
     with ExitStack() as stack:
         clients = []

@@ -21,26 +21,26 @@ def read(path: Path, nodes: int) -> Graph:
     another number of nodes, or a graph that is not connected.
     """
     lines = _lines(path)
-    told = lines[0].strip() if lines else ""
-    if not (told.isascii() and told.isdecimal()):
+    first = lines[0].strip() if lines else ""
+    if not (first.isascii() and first.isdecimal()):
         raise PlanError(
-            f"line 1 of {path} is {told[:80]!r}, not a number of nodes",
+            f"line 1 of {path} is {first[:80]!r}, not a number of nodes",
             "Begin with the number of nodes, then give an edge a line, as: 0 1",
         )
-    if int(told) != nodes:
-        raise PlanError(f"{path} has {int(told)} nodes where job.clients is {nodes}", f"Give --clients {int(told)}")
-    found: dict[tuple[int, int], int] = {}
+    if int(first) != nodes:
+        raise PlanError(f"{path} has {int(first)} nodes where job.clients is {nodes}", f"Give --clients {int(first)}")
+    lines_of_edges: dict[tuple[int, int], int] = {}
     for number, line in enumerate(lines[1:], 2):
         if line.strip():
             edge = _edge(f"line {number} of {path}", line, nodes)
-            if edge in found:
+            if edge in lines_of_edges:
                 raise PlanError(
-                    f"line {number} of {path} repeats the edge {edge[0]} {edge[1]} of line {found[edge]}",
+                    f"line {number} of {path} repeats the edge {edge[0]} {edge[1]} of line {lines_of_edges[edge]}",
                     "Remove one of them; an edge stands once, or once in each direction",
                 )
-            found[edge] = number
-    graph = Graph.of(nodes, found)
-    _check_whole(path, graph, found)
+            lines_of_edges[edge] = number
+    graph = Graph.of(nodes, lines_of_edges)
+    _check_whole(path, graph, lines_of_edges)
     return graph
 
 

@@ -22,11 +22,11 @@ class Graph:
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
         """Each node's neighbours, in order."""
-        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        by_node: list[list[int]] = [[] for _ in range(self.nodes)]
         for a, b in self.edges:
-            found[a].append(b)
-            found[b].append(a)
-        return tuple(tuple(sorted(of)) for of in found)
+            by_node[a].append(b)
+            by_node[b].append(a)
+        return tuple(tuple(sorted(of)) for of in by_node)
 
     @property
     def degrees(self) -> tuple[int, ...]:

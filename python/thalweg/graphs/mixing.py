@@ -42,8 +42,8 @@ def metropolis(exchange: Exchange) -> Matrix:
 def metropolis_row(exchange: Exchange, node: int) -> dict[int, float]:
     """Return a node's weights: one for each neighbour from which it receives, and its own, so that they sum to 1."""
     sources = exchange.hears[node]
-    found = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
-    return {**found, node: 1.0 - sum(found.values())}
+    weights = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
+    return {**weights, node: 1.0 - sum(weights.values())}
 
 
 def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> Matrix:

@@ -24,11 +24,11 @@ class Exchange:
     @cached_property
     def hears(self) -> tuple[tuple[int, ...], ...]:
         """The nodes whose model each node receives, in order."""
-        found: list[list[int]] = [[] for _ in self.sends]
+        sources: list[list[int]] = [[] for _ in self.sends]
         for node, targets in enumerate(self.sends):
             for target in targets:
-                found[target].append(node)
-        return tuple(map(tuple, found))
+                sources[target].append(node)
+        return tuple(map(tuple, sources))
 
     @property
     def is_mutual(self) -> bool:

@@ -30,10 +30,10 @@ def change(lab: RunningLab, link: str, words: str, direction: str | None) -> lis
     """
     if direction not in DIRECTIONS:
         raise PlanError(f"{direction!r} is no direction", "Give up (client to server) or down")
-    known = [entry["name"] for entry in lab.state.links]
-    if link != ALL and link not in known:
+    names = [entry["name"] for entry in lab.state.links]
+    if link != ALL and link not in names:
         raise LabError(
-            f"the lab {lab.name} has no link {link!r}", f"Give one of {', '.join(known)}, or {ALL!r} for all"
+            f"the lab {lab.name} has no link {link!r}", f"Give one of {', '.join(names)}, or {ALL!r} for all"
         )
     changed = []
     for entry in lab.status().links:

@@ -77,7 +77,7 @@ def inside(hosts: Iterable[Host]) -> list[int]:
     for own in ("self", "1"):
         with suppress(OSError):
             cookies.pop(Path(f"/proc/{own}/ns/net").stat().st_ino, None)
-    found = []
+    ids = []
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal() or int(path.name) == os.getpid():
             continue
@@ -87,8 +87,8 @@ def inside(hosts: Iterable[Host]) -> list[int]:
             inode = namespace.stat().st_ino
             cookie = cookies.get(inode)
             if cookie is not None and cookie_of(str(namespace)) == cookie:
-                found.append(int(path.name))
-    return found
+                ids.append(int(path.name))
+    return ids
 
 
 def end_inside(hosts: Iterable[Host], *, grace: float = GRACE_SECONDS) -> list[int]:

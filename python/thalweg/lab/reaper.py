@@ -13,11 +13,11 @@ from thalweg.lab import cgroups, namespaces, state
 def reap() -> list[str]:
     """Remove what dead supervisors and runs have left; return the names of the dead labs. Running labs stay."""
     names = []
-    for folder, found in state.dead():
-        if found.hosts:
-            namespaces.end_inside(found.hosts.values())
+    for folder, dead in state.dead():
+        if dead.hosts:
+            namespaces.end_inside(dead.hosts.values())
         shutil.rmtree(folder, ignore_errors=True)
-        names.append(found.name)
+        names.append(dead.name)
     for left in cgroups.left():
         cgroups.remove(left)
     return names

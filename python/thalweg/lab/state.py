@@ -69,12 +69,12 @@ class State:
 
     def host(self, name: str) -> Host:
         """Return the host called ``name``, such as client1 or client-1. Raises LabError, which lists the hosts."""
-        known = {alias: host for host in self.hosts for alias in (alias_of(host), host)}
-        if name not in known:
+        by_name = {alias: host for host in self.hosts for alias in (alias_of(host), host)}
+        if name not in by_name:
             raise LabError(
                 f"the lab {self.name} has no host {name!r}", f"Give one of {', '.join(self.hosts)} with --host"
             )
-        return self.hosts[known[name]]
+        return self.hosts[by_name[name]]
 
 
 def labs_folder() -> Path:

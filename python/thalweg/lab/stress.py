@@ -222,11 +222,11 @@ def metrics(words: str) -> dict[str, object]:
 
     If the output has none, they are None, and ``failure`` is its last line.
     """
-    found = _METRICS.search(words)
-    if found is None:
+    match = _METRICS.search(words)
+    if match is None:
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
         return {"bogo_ops": None, "seconds": None, "bogo_ops_per_second": None, "failure": last[0]}
-    numbers = [float(number) for number in found[1].split()]
+    numbers = [float(number) for number in match[1].split()]
     return {"bogo_ops": int(numbers[0]), "seconds": numbers[1], "bogo_ops_per_second": numbers[4]}
 
 

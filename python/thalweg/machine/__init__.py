@@ -93,14 +93,14 @@ def congestion_controls() -> tuple[str | None, list[str]]:
 
 def socket_buffers() -> dict[str, list[int] | int | None]:
     """Return the kernel's bounds of socket buffers in bytes: tcp_* are minimum, default, maximum."""
-    found: dict[str, list[int] | int | None] = {}
+    bounds: dict[str, list[int] | int | None] = {}
     for name in ("tcp_wmem", "tcp_rmem"):
         text = read_text(_TCP / name)
-        found[name] = None if text is None else [int(number) for number in text.split()]
+        bounds[name] = None if text is None else [int(number) for number in text.split()]
     for name in ("wmem_max", "rmem_max"):
         text = read_text(_CORE / name)
-        found[name] = None if text is None else int(text)
-    return found
+        bounds[name] = None if text is None else int(text)
+    return bounds
 
 
 def versions() -> dict[str, str | None]:

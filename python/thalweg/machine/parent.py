@@ -17,8 +17,8 @@ def tied() -> list[str]:
 
     It is empty if ``setpriv`` is not installed.
     """
-    found = shutil.which("setpriv")
-    return [] if found is None else [found, "--pdeathsig", "KILL"]
+    setpriv = shutil.which("setpriv")
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL"]
 
 
 def die_with(parent: int) -> None:

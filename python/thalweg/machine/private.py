@@ -27,11 +27,11 @@ def open_private(path: Path, *, make: bool = True) -> int:
     """
     whole = path.absolute()
     # Follow links in the existing part: they are the system's, such as /var/run. The folders behind are checked too.
-    known = next(part for part in (whole, *whole.parents) if part.exists() or part.is_symlink())
-    if known == whole:
-        known = whole.parent
-    real = Path(os.path.realpath(known))
-    steps = [*real.parts[1:], *whole.relative_to(known).parts]
+    existing = next(part for part in (whole, *whole.parents) if part.exists() or part.is_symlink())
+    if existing == whole:
+        existing = whole.parent
+    real = Path(os.path.realpath(existing))
+    steps = [*real.parts[1:], *whole.relative_to(existing).parts]
     here = os.open("/", _OPEN)
     try:
         for number, name in enumerate(steps, 1):
@@ -53,8 +53,8 @@ def _step(parent: int, name: str, *, make: bool) -> int:
 
 
 def _check(folder: int, path: Path, *, is_last: bool) -> None:
-    found = os.fstat(folder)
-    if found.st_uid not in ((os.geteuid(),) if is_last else (0, os.geteuid())):
+    status = os.fstat(folder)
+    if status.st_uid not in ((os.geteuid(),) if is_last else (0, os.geteuid())):
         raise PermissionError(errno.EPERM, f"{path} is another user's")
-    if found.st_mode & _OTHERS and (is_last or not found.st_mode & stat.S_ISVTX):
+    if status.st_mode & _OTHERS and (is_last or not status.st_mode & stat.S_ISVTX):
         raise PermissionError(errno.EPERM, f"others can write to {path}")

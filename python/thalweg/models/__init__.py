@@ -97,9 +97,9 @@ MODELS: dict[str, ModelSpec] = {
 
 def find(name: str) -> ModelSpec:
     """Return the facts of model ``name``. Raises ModelError if there is no such network."""
-    known = _known(name)
-    if known is not None:
-        return known
+    facts = _known(name)
+    if facts is not None:
+        return facts
     if payload_bytes(name) is not None:
         raise ModelError(f"{name!r} is a block of bytes and cannot be trained", "Name a network to train it")
     plain = name.partition("+")[0]

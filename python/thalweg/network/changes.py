@@ -83,12 +83,12 @@ def _shaped(event: _Event, link: str, state: Pair, scale: float, seed: int) -> I
 
 
 def _matching(event: _Event, links: Sequence[str], steady: Collection[str]) -> list[str]:
-    found = [
+    matching = [
         link for link in links if link == event.pattern or (link not in steady and fnmatchcase(link, event.pattern))
     ]
-    if not found:
+    if not matching:
         raise unknown("link", event.pattern, links, event.place)
-    return found
+    return matching
 
 
 def _changed(changes: Sequence[ChangeSection]) -> Iterator[_Event]:

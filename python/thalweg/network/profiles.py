@@ -67,16 +67,16 @@ def load(name: str) -> Profile:
 
 
 def _files() -> dict[str, Path]:
-    found = {path.stem: path for path in _SHIPPED.glob(f"*{SUFFIX}")}
+    files = {path.stem: path for path in _SHIPPED.glob(f"*{SUFFIX}")}
     folder = os.environ.get(OWN)
     if not folder:
-        return found
+        return files
     if not Path(folder).is_dir():
         raise PlanError(f"${OWN} names {folder!r}, which is no folder", "Name a folder of TOML files, or unset it")
     own = {path.stem: path for path in Path(folder).glob(f"*{SUFFIX}")}
-    for name in own.keys() & found.keys():
+    for name in own.keys() & files.keys():
         raise PlanError(f"{own[name]} has the name of a profile that ships", "Rename it: a name means one profile")
-    return found | own
+    return files | own
 
 
 @lru_cache

@@ -133,10 +133,10 @@ class Keys:
 
 def keys_of(section: DirectionSection, place: str, salt: str = "") -> Keys:
     """Return the keys given in a section. Raises PlanError, naming ``place``, if one excludes another."""
-    given = {key: getattr(section, key, None) for key in KEYS}
+    section_values = {key: getattr(section, key, None) for key in KEYS}
     values = {
         key: _lifted(value, salt)
-        for key, value in given.items()
+        for key, value in section_values.items()
         # In a section for both directions, `down` may be the table of that direction instead of a flag.
         if value is not None and not isinstance(value, DirectionSection)
     }

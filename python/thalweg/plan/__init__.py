@@ -111,25 +111,25 @@ class Plan(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _count_hosts(cls, given: Any) -> Any:
+    def _count_hosts(cls, table: Any) -> Any:
         """Set ``job.clients`` to the number of listed hosts, if it is not given."""
-        hosts = given.get("hosts") if isinstance(given, dict) else None
+        hosts = table.get("hosts") if isinstance(table, dict) else None
         listed = hosts.get("clients") or hosts.get("nodes") if isinstance(hosts, dict) else None
-        job = given.get("job", {}) if isinstance(given, dict) else None
+        job = table.get("job", {}) if isinstance(table, dict) else None
         if isinstance(listed, (dict, list)) and listed and isinstance(job, dict) and "clients" not in job:
-            return {**given, "job": {**job, "clients": len(listed)}}
-        return given
+            return {**table, "job": {**job, "clients": len(listed)}}
+        return table
 
     @model_validator(mode="before")
     @classmethod
-    def _name_algorithm(cls, given: Any) -> Any:
+    def _name_algorithm(cls, table: Any) -> Any:
         """Set the algorithm of a job on a graph, if it is not given."""
-        job = given.get("job") if isinstance(given, dict) else None
+        job = table.get("job") if isinstance(table, dict) else None
         on_graph = isinstance(job, dict) and job.get("graph") is not None
-        chosen = given.get("algorithm", {}) if on_graph else None
+        chosen = table.get("algorithm", {}) if on_graph else None
         if isinstance(chosen, dict) and "name" not in chosen:
-            return {**given, "algorithm": {**chosen, "name": algorithms.ON_GRAPHS}}
-        return given
+            return {**table, "algorithm": {**chosen, "name": algorithms.ON_GRAPHS}}
+        return table
 
     @model_validator(mode="after")
     def _possible(self, info: ValidationInfo) -> Plan:

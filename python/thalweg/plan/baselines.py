@@ -21,9 +21,9 @@ OPTIONS: Final = (("rdma", "mode", "fedrdma"), ("rdma", "race", True), ("unifl",
 
 def check(plan: Plan, *, has: bool | None = None) -> None:
     """Refuse a plan that chooses a baseline, unless the build ``has`` them (None: ask the core). Raises PlanError."""
-    if not (_core.BASELINES if has is None else has) and (found := chosen(plan)):
+    if not (_core.BASELINES if has is None else has) and (baselines := chosen(plan)):
         raise PlanError(
-            f"{found[0]} is for comparison only, and this build has no baselines",
+            f"{baselines[0]} is for comparison only, and this build has no baselines",
             "Build the core with them in a checkout of the source: make setup BASELINES=1",
         )
 
@@ -31,23 +31,23 @@ def check(plan: Plan, *, has: bool | None = None) -> None:
 def chosen(plan: Plan) -> list[str]:
     """Return the baselines that a plan chooses, each as a key and its value."""
     own = plan.transport.options or {}
-    found = [
+    baselines = [
         f"transport.options.{key} = {_shown(value)}"
         for scheme, key, value in OPTIONS
         if plan.scheme == scheme and own.get(key) == value
     ]
     if plan.repair.policy == "fedcomm-legacy":
-        found.append("repair.policy = 'fedcomm-legacy'")
+        baselines.append("repair.policy = 'fedcomm-legacy'")
     if plan.layers.seal is not None and plan.layers.seal.cipher == "aes-cbc":
-        found.append("layers.seal.cipher = 'aes-cbc'")
-    return found + (_of_tree(plan.tree or TreeSection()) if plan.aggregation.shape == "tree" else [])
+        baselines.append("layers.seal.cipher = 'aes-cbc'")
+    return baselines + (_of_tree(plan.tree or TreeSection()) if plan.aggregation.shape == "tree" else [])
 
 
 def _of_tree(tree: TreeSection) -> list[str]:
     plane, side_process = data_plane(tree), switches(tree)["side_process"]
-    found = [] if plane == "pool" else [f"tree.data_plane = {plane!r}"]
-    found += ["tree.side_process = true"] if side_process else []
-    return [f"{one} (of tree.system = {tree.system!r})" if tree.system != "lifl" else one for one in found]
+    baselines = [] if plane == "pool" else [f"tree.data_plane = {plane!r}"]
+    baselines += ["tree.side_process = true"] if side_process else []
+    return [f"{one} (of tree.system = {tree.system!r})" if tree.system != "lifl" else one for one in baselines]
 
 
 def _shown(value: object) -> str:

@@ -54,13 +54,13 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
     # Checked here, and not when the plan is read: the record of a Flower app has the number of rounds that took place.
     effects.check(plan)
     on_trees.check(plan)
-    known = {entry.name: entry for entry in entries}
+    by_name = {entry.name: entry for entry in entries}
     name = plan.scheme
-    if name not in known:
-        near = get_close_matches(name, known, n=1)
+    if name not in by_name:
+        near = get_close_matches(name, by_name, n=1)
         guess = f"Did you mean {near[0]!r}? " if near else ""
-        raise PlanError(f"unknown transport {name!r}", f"{guess}Known: {', '.join(known)}")
-    entry = known[name]
+        raise PlanError(f"unknown transport {name!r}", f"{guess}Known: {', '.join(by_name)}")
+    entry = by_name[name]
     if not entry.available:
         raise PlanError(f"the transport {name!r} is not available: {entry.reason}", "Choose another transport")
     can = entry.capabilities
@@ -93,17 +93,17 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
 
 
 def _options(plan: Plan, name: str, settings: Sequence[Setting], can: Capabilities) -> None:
-    known = {setting.name: setting.kind for setting in settings}
-    given = plan.transport.options or {}
-    for key, value in given.items():
-        if key not in known:
+    kinds = {setting.name: setting.kind for setting in settings}
+    options = plan.transport.options or {}
+    for key, value in options.items():
+        if key not in kinds:
             raise PlanError(
                 f"transport.options.{key} is not among those of the transport {name!r}",
-                f"Known: {', '.join(known)}" if known else "Remove it: this transport has no options of its own",
+                f"Known: {', '.join(kinds)}" if kinds else "Remove it: this transport has no options of its own",
             )
-        if not _fits(value, known[key]):
-            raise PlanError(f"transport.options.{key} is {value!r}", f"It is {setting_words(known[key])}")
-    all_of = {key: kind.default for key, kind in known.items()} | given
+        if not _fits(value, kinds[key]):
+            raise PlanError(f"transport.options.{key} is {value!r}", f"It is {setting_words(kinds[key])}")
+    all_of = {key: kind.default for key, kind in kinds.items()} | options
     chunk = plan.transport.chunk or can.preferred_chunk
     for setting in settings:
         if all_of[setting.name] != setting.kind.default:
@@ -160,18 +160,18 @@ def setting_words(kind: Kind) -> str:
 def _app(plan: Plan) -> None:
     if plan.app is None:
         return
-    given = ["model.name"] if "name" in plan.model.model_fields_set else []
-    given += ["data"] if plan.data.model_fields_set else []
-    given += [f"training.{key}" for key in sorted(plan.training.model_fields_set - OF_APPS)]
-    if given:
+    keys = ["model.name"] if "name" in plan.model.model_fields_set else []
+    keys += ["data"] if plan.data.model_fields_set else []
+    keys += [f"training.{key}" for key in sorted(plan.training.model_fields_set - OF_APPS)]
+    if keys:
         raise PlanError(
-            f"the plan has {given[0]} beside an app, {plan.app.object}, which has its own model, data and training",
-            f"Remove {given[0]}, or app; app.options has settings for the app",
+            f"the plan has {keys[0]} beside an app, {plan.app.object}, which has its own model, data and training",
+            f"Remove {keys[0]}, or app; app.options has settings for the app",
         )
-    given = [key for key in OF_FLOWER if getattr(plan.app, key) is not None]
-    if given and not plan.app.object.startswith(apps.FLOWER):
+    keys = [key for key in OF_FLOWER if getattr(plan.app, key) is not None]
+    if keys and not plan.app.object.startswith(apps.FLOWER):
         raise PlanError(
-            f"app.{given[0]} is of Flower apps, and {plan.app.object} is none",
+            f"app.{keys[0]} is of Flower apps, and {plan.app.object} is none",
             f"Remove it, or name a Flower app's folder: app = '{apps.FLOWER}APP_DIR'",
         )
     # The app is loaded only when it runs, because its file may be on another machine.
@@ -198,8 +198,8 @@ def _training(plan: Plan) -> None:
 
 
 def _payload(plan: Plan) -> None:
-    given = ["data"] if plan.data.model_fields_set else []
-    given += ["training"] if plan.training.model_fields_set - computing.KEYS else []
+    keys = ["data"] if plan.data.model_fields_set else []
+    keys += ["training"] if plan.training.model_fields_set - computing.KEYS else []
     if plan.is_payload and plan.model.tensors is not None:
         raise PlanError(f"{plan.model.name} travels whole", "Remove model.tensors, or take a smaller payload")
     if not plan.is_payload and plan.training.compute is not None:
@@ -207,10 +207,10 @@ def _payload(plan: Plan) -> None:
             f"{plan.model.name} is trained, and computes as long as that takes",
             f"Remove training.compute, or take payload:{plan.model.name}, an update of the same size",
         )
-    if plan.is_payload and given:
+    if plan.is_payload and keys:
         raise PlanError(
-            f"{plan.model.name} is not trained, but the plan has [{given[0]}]",
-            f"Remove [{given[0]}], or name a network as vgg5",
+            f"{plan.model.name} is not trained, but the plan has [{keys[0]}]",
+            f"Remove [{keys[0]}], or name a network as vgg5",
         )
     for key in ("checkpoint_every", "checkpoint_to"):
         if plan.is_payload and getattr(plan.record, key):
@@ -372,10 +372,10 @@ def _stress(plan: Plan) -> None:
     if stress is None:
         return
     clients = plan.members
-    known = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
+    parties = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
     for party in stress.parties or ():
-        if party not in known:
-            near = get_close_matches(party, known, n=1)
+        if party not in parties:
+            near = get_close_matches(party, parties, n=1)
             guess = f"Did you mean {near[0]!r}? " if near else ""
             first = "" if plan.job.graph is not None else "server, "
             raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: {first}{clients[0]} to {clients[-1]}")

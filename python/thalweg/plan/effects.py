@@ -341,11 +341,11 @@ def check_tree(plan: Plan) -> None:
 
 def _refuse(plan: Plan, paths: Collection[str]) -> None:
     job = job_of(plan)
-    found = [(path, why, hint) for path in paths if is_given(plan, path) for why, hint in _faults(plan, job, path)]
-    if not found:
+    faults = [(path, why, hint) for path in paths if is_given(plan, path) for why, hint in _faults(plan, job, path)]
+    if not faults:
         return
-    causes = "; ".join(f"{path} has no effect {IN[job]}: {why}" for path, why, _ in found)
-    raise PlanError(causes, "; ".join(hint for _, _, hint in found))
+    causes = "; ".join(f"{path} has no effect {IN[job]}: {why}" for path, why, _ in faults)
+    raise PlanError(causes, "; ".join(hint for _, _, hint in faults))
 
 
 def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
@@ -362,10 +362,10 @@ def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
 def is_given(plan: Plan, path: str) -> bool:
     """Return whether a plan sets a key or a section, such as ``job.choose``, to other values than the default."""
     *sections, key = path.split(".")
-    found: Any = plan
+    value: Any = plan
     for name in sections:
-        found = getattr(found, name)
-        if found is None:
+        value = getattr(value, name)
+        if value is None:
             return False
-    default = type(found).model_fields[key].get_default(call_default_factory=True)
-    return bool(getattr(found, key) != default)
+    default = type(value).model_fields[key].get_default(call_default_factory=True)
+    return bool(getattr(value, key) != default)

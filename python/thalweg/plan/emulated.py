@@ -30,8 +30,8 @@ def _nodes_of(plan: Plan, homes: Mapping[str, str] | None) -> nodes.Nodes | None
     if plan.network is None or plan.nodes is None or not has_nodes(plan):
         return None
     nodes.check(plan.network)
-    found = nodes.round_robin(plan.members, nodes_of(plan)) if homes is None else homes
-    return nodes.Nodes(found, plan.nodes.link, plan.nodes.client_link)
+    homes_of_clients = nodes.round_robin(plan.members, nodes_of(plan)) if homes is None else homes
+    return nodes.Nodes(homes_of_clients, plan.nodes.link, plan.nodes.client_link)
 
 
 def message_layers(plan: Plan) -> message.EmulateLayer:

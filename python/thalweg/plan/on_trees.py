@@ -42,11 +42,11 @@ def has_nodes(plan: Plan) -> bool:
 
 def grouped(plan: Plan) -> list[str]:
     """Return the keys by which groups of clients have nodes of their own."""
-    given = {
+    keys = {
         "tree.tag": None if plan.tree is None else plan.tree.tag,
         "nodes.groups": None if plan.nodes is None else plan.nodes.groups,
     }
-    return [key for key, value in given.items() if value]
+    return [key for key, value in keys.items() if value]
 
 
 def nodes_of(plan: Plan) -> list[str]:
@@ -120,8 +120,8 @@ def _nodes(plan: Plan) -> None:
 
 
 def _switches(tree: TreeSection) -> None:
-    found = switches(tree)
-    if found["scaling"] == "knative" and split(tree) == "ranges":
+    system = switches(tree)
+    if system["scaling"] == "knative" and split(tree) == "ranges":
         raise PlanError(
             "an autoscaler starts and ends leaves, and with tree.split = 'ranges' a node needs all its workers",
             "Take tree.split = 'clients' (--split clients), or tree.scaling = 'fixed'",

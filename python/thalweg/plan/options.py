@@ -179,8 +179,8 @@ def _options(
             section, _, name = (core.path or key.name).rpartition(".")
             sections[section][name] = value if core.write is None else core.write(value)
     named = plan.security.login_file
-    known = trust.login or login(None if named is None else Path(named))
-    transport |= {"tls": trust.tls, **({} if known is None else {"login": known})}
+    broker_login = trust.login or login(None if named is None else Path(named))
+    transport |= {"tls": trust.tls, **({} if broker_login is None else {"login": broker_login})}
     transport |= {} if congestion is None else {"congestion": congestion}
     return options
 

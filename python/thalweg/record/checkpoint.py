@@ -196,8 +196,8 @@ def _read_into(name: str, file: Readable, target: memoryview) -> None:
         target = target[count:]
 
 
-def _other_model(name: str, found: Mapping[str, TensorHead], expected: Mapping[str, TensorHead]) -> RecordError:
-    others = [tensor for tensor in {**expected, **found} if found.get(tensor) != expected.get(tensor)]
+def _other_model(name: str, tensors: Mapping[str, TensorHead], expected: Mapping[str, TensorHead]) -> RecordError:
+    others = [tensor for tensor in {**expected, **tensors} if tensors.get(tensor) != expected.get(tensor)]
     what = f"{others[0]!r} differs" if others else "its size differs"
     return RecordError(f"{name} holds another model: {what}", "Go on with the plan that the record holds")
 

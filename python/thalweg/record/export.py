@@ -130,11 +130,11 @@ def _written(record: Record) -> list[str]:
 
 def _tables(record: Record) -> dict[str, Iterable[Row]]:
     """Return the rows of all tables of the record; rows of the journal's tables are read during iteration."""
-    found: dict[str, Iterable[Row]] = {name: rows(name, record.rounds()) for name in record.journaled}
-    found |= {name: read_table(record.path, name) for name in _written(record)}
+    tables: dict[str, Iterable[Row]] = {name: rows(name, record.rounds()) for name in record.journaled}
+    tables |= {name: read_table(record.path, name) for name in _written(record)}
     if (record.path / samples.FILE).exists():
-        found[samples.NAME] = chain.from_iterable(samples.batches(record.path))
-    return found
+        tables[samples.NAME] = chain.from_iterable(samples.batches(record.path))
+    return tables
 
 
 def _folder(record: Record, output: Path | None) -> Path:

@@ -110,8 +110,8 @@ class Record:
         if isinstance(marked, int):
             return marked
         own, store = checkpoint.round_of(self.path / CHECKPOINT), self.store
-        found = [own] if store is None else [own, *stores.rounds(store)]
-        return max((number for number in found if number is not None), default=None)
+        rounds = [own] if store is None else [own, *stores.rounds(store)]
+        return max((number for number in rounds if number is not None), default=None)
 
 
 class RunRecord(Record):

@@ -76,12 +76,12 @@ def start_of(record: Path, place: int, nodes: int, iteration: int) -> Path:
 
 def _iterations_by_place(record: Path) -> dict[int, list[int]]:
     """Return the iterations of the models in the folder, by the node's place."""
-    found: dict[int, list[int]] = {}
+    iterations: dict[int, list[int]] = {}
     for path in (record / FOLDER).glob("*.safetensors"):
         match = _NAME.fullmatch(path.name)
         if match:
-            found.setdefault(int(match[1]), []).append(int(match[2]))
-    return found
+            iterations.setdefault(int(match[1]), []).append(int(match[2]))
+    return iterations
 
 
 def _path(record: Path, place: int, iteration: int) -> Path:

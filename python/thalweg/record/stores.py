@@ -85,8 +85,8 @@ class Objects:
     def names(self) -> list[str]:
         from pyarrow import fs
 
-        found = self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
-        return [info.base_name for info in found if info.is_file]
+        infos = self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
+        return [info.base_name for info in infos if info.is_file]
 
     def write(self, name: str, content: Iterable[Buffer]) -> None:
         path = f"{self._path}/{name}"
@@ -157,15 +157,15 @@ def save(store: Store, tensors: Sequence[checkpoint.Tensor], arena: Buffer, numb
 
 def rounds(store: Store) -> list[int]:
     """Return the rounds of the checkpoints that are whole, the newest first. Raises RecordError."""
-    found = []
+    rounds_stored = []
     try:
         for name in _checkpoints(store):
             file, size = store.read(name)
             with file, suppress(RecordError):
-                found.append(checkpoint.check(f"{store.url}/{name}", file, size))
+                rounds_stored.append(checkpoint.check(f"{store.url}/{name}", file, size))
     except (OSError, ValueError) as error:
         raise _unreadable(store, error) from error
-    return found
+    return rounds_stored
 
 
 def restore(store: Store, number: int, tensors: Sequence[checkpoint.Tensor], arena: Buffer) -> int:

@@ -175,8 +175,8 @@ def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None
 def read_table(folder: Path, name: str) -> list[Row]:
     """Return the rows of a table in the record; an empty list if the run wrote none. Raises OSError."""
     path = folder / f"{name}.parquet"
-    found: list[Row] = reading.table(path).to_pylist() if path.exists() else []
-    return found
+    table_rows: list[Row] = reading.table(path).to_pylist() if path.exists() else []
+    return table_rows
 
 
 def schema(table: str) -> Any:

@@ -59,16 +59,16 @@ def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost
     links = [link for path in dict.fromkeys(records) if path.is_file() for link in read_traces(path)]
     runs = read_runs([path for path in records if not path.is_file()])
     words = settings([run.plan for run in runs] + [one.plan for one in lost])
-    found = [numbers(run, setting) for run, setting in zip(runs, words[: len(runs)], strict=True)]
+    all_numbers = [numbers(run, setting) for run, setting in zip(runs, words[: len(runs)], strict=True)]
     lost = [replace(one, setting=setting) for one, setting in zip(lost, words[len(runs) :], strict=True)]
-    by_cell = cells(found, lost)
-    _write(out, page(runs, found, lost, links))
+    by_cell = cells(all_numbers, lost)
+    _write(out, page(runs, all_numbers, lost, links))
     written: list[Path] = []
     left_out: dict[str, str] = {}
     if figures is not None and runs:
         from thalweg.report.figures import draw
 
-        written, left_out = draw(runs, found, figures)
+        written, left_out = draw(runs, all_numbers, figures)
     return Report(
         report=str(out),
         bytes=out.stat().st_size,
@@ -77,7 +77,7 @@ def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost
         verdicts=verdicts(by_cell),
         notes=warnings(by_cell),
         cells=[cell.numbers() for cell in by_cell],
-        runs=found,
+        runs=all_numbers,
         traces=[link.numbers() for link in links],
     )
 

@@ -102,7 +102,7 @@ def cells(runs: Sequence[Compared], lost: Sequence[Lost] = ()) -> list[Cell]:
     """Return the cells of runs and of those that left no record, the networks in their order, the fastest first."""
     every = [*runs, *(one.numbers() for one in lost)]
     there = conditions(every)
-    found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
+    by_cell: dict[tuple[str, str], list[Compared]] = defaultdict(list)
     for at, (run, condition) in enumerate(zip(every, there, strict=True)):
         beside = [
             (other.transport, other.congestion_control)
@@ -110,25 +110,25 @@ def cells(runs: Sequence[Compared], lost: Sequence[Lost] = ()) -> list[Cell]:
             if where == condition
         ]
         name = run.transport if at < len(runs) else with_system(run.transport, beside)
-        found[condition, name].append(run)
-    order = list(dict.fromkeys(condition for condition, _ in found))
-    made = [Cell(transport, condition, members) for (condition, transport), members in found.items()]
+        by_cell[condition, name].append(run)
+    order = list(dict.fromkeys(condition for condition, _ in by_cell))
+    made = [Cell(transport, condition, members) for (condition, transport), members in by_cell.items()]
     return sorted(made, key=lambda cell: (order.index(cell.condition), median(cell.by_run or [float("inf")])))
 
 
-def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
+def verdicts(cells: Sequence[Cell]) -> dict[str, Verdict]:
     """Return the verdict for each network, by its name."""
     made = {}
-    for condition in dict.fromkeys(cell.condition for cell in found):
-        there = [cell for cell in found if cell.condition == condition]
+    for condition in dict.fromkeys(cell.condition for cell in cells):
+        there = [cell for cell in cells if cell.condition == condition]
         values = {cell.transport: cell.by_run for cell in there}
         made[condition] = verdict(values, {cell.transport: len(cell.failed) for cell in there})
     return made
 
 
-def warnings(found: Sequence[Cell]) -> list[str]:
+def warnings(cells: Sequence[Cell]) -> list[str]:
     """Return warnings about runs whose comparison would mislead."""
-    every = ((cell.transport, run.unasked_congestion_control) for cell in found for run in cell.runs)
+    every = ((cell.transport, run.unasked_congestion_control) for cell in cells for run in cell.runs)
     return bbr_by_default(every)
 
 

@@ -72,11 +72,11 @@ def styles(cells: Sequence[Cell]) -> list[Style]:
     """Return the style of each cell."""
     colours = of_transports(cell.transport for cell in cells)
     conditions = list(dict.fromkeys(cell.condition for cell in cells))
-    found = []
+    listed = []
     for number, cell in enumerate(cells):
         at = conditions.index(cell.condition)
-        found.append(Style(str(number), colours[cell.transport], DASHES[at % len(DASHES)], SYMBOLS[at % len(SYMBOLS)]))
-    return found
+        listed.append(Style(str(number), colours[cell.transport], DASHES[at % len(DASHES)], SYMBOLS[at % len(SYMBOLS)]))
+    return listed
 
 
 def lines(
@@ -95,10 +95,10 @@ def lines(
     notes = []
     cells = by_cell(runs)
     for cell, style in zip(cells, styles(cells), strict=True):
-        known = cell.over_rounds(*columns)
-        each = thinned(known)
-        if len(each) < len(known):
-            notes.append(f"{cell.name}: {len(each)} of {len(known)} {unit(cell.runs)}s are drawn")
+        points = cell.over_rounds(*columns)
+        each = thinned(points)
+        if len(each) < len(points):
+            notes.append(f"{cell.name}: {len(each)} of {len(points)} {unit(cell.runs)}s are drawn")
         if any(point.runs > 1 for point in each):
             traces += _band(each, style, factor)
         traces += [_line(cell, each, style, factor)] if each else []
@@ -215,17 +215,17 @@ def communication_rounds(runs: Sequence[Compared]) -> Chart:
 
 def communication_time(runs: Sequence[Compared]) -> Chart:
     """Return bars of the median communication time by transport and network, with the spread over rounds."""
-    found = groups(runs)
-    colours = of_transports(group.transport for group in found)
+    drawn = groups(runs)
+    colours = of_transports(group.transport for group in drawn)
     traces: list[Trace] = []
     marks: list[Trace] = []
-    for index, transport in enumerate(dict.fromkeys(group.transport for group in found)):
-        members = [group for group in found if group.transport == transport]
+    for index, transport in enumerate(dict.fromkeys(group.transport for group in drawn)):
+        members = [group for group in drawn if group.transport == transport]
         traces.append(_bars(members, transport, index, colours[transport], unit(runs)))
         marks += _bound_marks(members, index, named=not marks)
     # Bars stand side by side only if a network has several transports.
-    conditions = len({group.condition for group in found})
-    mode, gap = ("group" if conditions < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
+    conditions = len({group.condition for group in drawn})
+    mode, gap = ("group" if conditions < len(drawn) else "overlay"), (0.35 if len(drawn) > 3 else 0.65)
     layout = axes(
         "",
         f"communication of {unit_with_article(runs)} (s)",
@@ -301,12 +301,12 @@ def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
 
 def split_rounds(run: Compared) -> Chart:
     """Return a stacked bar for each round of one run: training, communication and waiting."""
-    known = thinned([(row.round, row.split) for row in run.each_round if row.split is not None])
-    rounds = [number for number, _ in known]
+    parts = thinned([(row.round, row.split) for row in run.each_round if row.split is not None])
+    rounds = [number for number, _ in parts]
     traces: list[Trace] = [
-        {"type": "bar", "name": part, "x": rounds, "y": [split[part] for _, split in known],
+        {"type": "bar", "name": part, "x": rounds, "y": [split[part] for _, split in parts],
          "marker": {"color": SPLIT_COLOURS[part]}, "hovertemplate": "%{y:.4g} s<extra>%{fullData.name}</extra>"}
-        for part in _parts_of([split for _, split in known])
+        for part in _parts_of([split for _, split in parts])
     ]  # fmt: skip
     layout = axes(
         unit([run]),
@@ -329,16 +329,16 @@ def round_time(runs: Sequence[Compared]) -> Chart:
 
     A mark shows training + lower bound.
     """
-    found = round_times(runs)
-    names = [escaped(one.name) for one in found]
-    known = [one for one in found if one.split is not None]
+    cells = round_times(runs)
+    names = [escaped(one.name) for one in cells]
+    measured = [one for one in cells if one.split is not None]
     traces: list[Trace] = [
-        {"type": "bar", "orientation": "h", "name": part, "y": [escaped(one.name) for one in known],
-         "x": [one.split[part] for one in known if one.split is not None], "marker": {"color": SPLIT_COLOURS[part]},
+        {"type": "bar", "orientation": "h", "name": part, "y": [escaped(one.name) for one in measured],
+         "x": [one.split[part] for one in measured if one.split is not None], "marker": {"color": SPLIT_COLOURS[part]},
          "hovertemplate": "%{x:.4g} s<extra>%{fullData.name}</extra>"}
-        for part in _parts_of([one.split for one in known if one.split is not None])
+        for part in _parts_of([one.split for one in measured if one.split is not None])
     ]  # fmt: skip
-    floors = [(one.floor, escaped(one.name)) for one in found if one.floor is not None]
+    floors = [(one.floor, escaped(one.name)) for one in cells if one.floor is not None]
     if floors:
         marks = _marks([floor for floor, _ in floors], [name for _, name in floors], 22, f"training and {BOUND}")
         marks["marker"]["symbol"], marks["hovertemplate"] = "line-ns-open", "%{x:.4g} s<extra>%{fullData.name}</extra>"
@@ -349,4 +349,4 @@ def round_time(runs: Sequence[Compared]) -> Chart:
         "type": "category", "automargin": True, "ticklabelstandoff": 6, "autorange": "reversed",
         "categoryorder": "array", "categoryarray": names,
     }  # fmt: skip
-    return Chart("round-time", traces, layout, [], 150 + BAR * max(2, len(found)), "xaxis")
+    return Chart("round-time", traces, layout, [], 150 + BAR * max(2, len(cells)), "xaxis")

@@ -33,8 +33,8 @@ def of_transports(names: Iterable[str]) -> dict[str, str]:
         ways[name.partition(" ")[0]].append(name)
     return {
         name: _shade(_base(scheme), SHADES[index % len(SHADES)])
-        for scheme, found in ways.items()
-        for index, name in enumerate(found)
+        for scheme, scheme_names in ways.items()
+        for index, name in enumerate(scheme_names)
     }
 
 
@@ -45,8 +45,8 @@ def _order() -> tuple[str, ...]:
 
 def _base(scheme: str) -> str:
     """Return a transport's colour, even if this build does not have the transport."""
-    known = _order()
-    return colour(known.index(scheme) if scheme in known else len(known) + sum(scheme.encode()))
+    transports = _order()
+    return colour(transports.index(scheme) if scheme in transports else len(transports) + sum(scheme.encode()))
 
 
 def _shade(hexed: str, part: float) -> str:

@@ -66,10 +66,10 @@ class Page:
 
     def folded(self, tables: Sequence[Sequence[str]]) -> None:
         """Add tables, one for each run. Several tables are inside a part that readers can unfold."""
-        found = [part for table in tables for part in table]
-        if len(tables) > 1 and found:
-            found = [f"<details><summary>Tables of {len(tables)} runs</summary>", *found, "</details>"]
-        self.parts += found
+        parts = [part for table in tables for part in table]
+        if len(tables) > 1 and parts:
+            parts = [f"<details><summary>Tables of {len(tables)} runs</summary>", *parts, "</details>"]
+        self.parts += parts
 
     def each(self, runs: Sequence[Run], make: Callable[[Run, int], Chart]) -> None:
         """Add a plot for each run, with the first one unfolded."""

@@ -225,18 +225,18 @@ def _legend(figure: Figure, axes: Axes, *, columns: int | None = None) -> None:
 
 
 def _communication(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
-    found = groups(numbers)
-    if not found:
+    drawn = groups(numbers)
+    if not drawn:
         raise NothingToDrawError(f"no {unit(numbers)} was finished")
     axes = figure.add_subplot()
-    conditions = list(dict.fromkeys(group.condition for group in found))
-    transports = list(dict.fromkeys(group.transport for group in found))
+    conditions = list(dict.fromkeys(group.condition for group in drawn))
+    transports = list(dict.fromkeys(group.transport for group in drawn))
     # Bars stand side by side only if a network has several transports.
-    columns = len(transports) if len(conditions) < len(found) else 1
+    columns = len(transports) if len(conditions) < len(drawn) else 1
     width = 0.8 / columns if columns > 1 else 0.5
     colours = of_transports(transports)
     for index, transport in enumerate(transports):
-        for group in (group for group in found if group.transport == transport):
+        for group in (group for group in drawn if group.transport == transport):
             at = conditions.index(group.condition) + (index - (columns - 1) / 2) * width * (columns > 1)
             middle = group.median
             spread = [[middle - min(group.seconds)], [max(group.seconds) - middle]]

@@ -59,15 +59,15 @@ def graph(run: Run) -> GraphNumbers | None:
     )
 
 
-def chart(found: GraphNumbers) -> Chart:
+def chart(numbers: GraphNumbers) -> Chart:
     """Draw the graph. Slow nodes are red, and a node shows its numbers when pointed at."""
-    points = positions(len(found.nodes), found.edges)
-    slow = set(found.slow)
+    points = positions(len(numbers.nodes), numbers.edges)
+    slow = set(numbers.slow)
     lines: dict[str, list[float | None]] = {"x": [], "y": []}
-    for a, b in found.edges:
+    for a, b in numbers.edges:
         for axis, at in (("x", 0), ("y", 1)):
             lines[axis] += [points[a][at], points[b][at], None]
-    nodes = found.nodes[: len(points)]
+    nodes = numbers.nodes[: len(points)]
     traces: list[Trace] = [
         {"type": "scatter", "mode": "lines", **lines, "line": {"color": GREY, "width": 1}, "hoverinfo": "skip",
          "showlegend": False},
@@ -91,8 +91,8 @@ def positions(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[float,
     drawn.add_nodes_from(range(nodes))
     drawn.add_edges_from(edges)
     is_many = nodes > MOST_SPRINGS
-    found = networkx.circular_layout(drawn) if is_many else networkx.spring_layout(drawn, seed=0, iterations=200)
-    return [(round(float(found[node][0]), 4), round(float(found[node][1]), 4)) for node in range(nodes)]
+    places = networkx.circular_layout(drawn) if is_many else networkx.spring_layout(drawn, seed=0, iterations=200)
+    return [(round(float(places[node][0]), 4), round(float(places[node][1]), 4)) for node in range(nodes)]
 
 
 def _dots(name: str, colour: str, nodes: Sequence[NodeNumbers], points: Sequence[tuple[float, float]]) -> Trace:
@@ -148,10 +148,10 @@ def _slow(nodes: Sequence[NodeNumbers], by_node: Mapping[str, Sequence[Iteration
     if not times:
         return []
     usual = median(times.values())
-    found = [
+    slow = [
         name for name, seconds in times.items() if seconds > SLOW * usual > 0 and _is_mostly_above(by_node[name], usual)
     ]
-    return sorted(found, key=lambda name: -times[name])
+    return sorted(slow, key=lambda name: -times[name])
 
 
 def _is_mostly_above(rows: Sequence[Iteration], usual: float) -> bool:

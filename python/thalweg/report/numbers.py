@@ -114,7 +114,7 @@ def rounds(run: Run) -> list[RoundNumbers]:
     bound, parts = bound_of(run), splits(run)
     elapsed: float | None = 0.0
     least_elapsed: float | None = 0.0
-    found = []
+    rows = []
     for row in sorted(run.rounds, key=lambda row: row.round):
         seconds, communication = row.seconds, row.communication_seconds
         moved = payload(transfers[row.round])
@@ -122,7 +122,7 @@ def rounds(run: Run) -> list[RoundNumbers]:
         bits = None if moved is None else 8.0 * (moved[0] + moved[1])
         elapsed = add(elapsed, seconds)
         least_elapsed = add(least_elapsed, add(add(seconds, communication, -1.0), least))
-        found.append(
+        rows.append(
             RoundNumbers(
                 round=row.round,
                 accuracy=row.accuracy,
@@ -147,7 +147,7 @@ def rounds(run: Run) -> list[RoundNumbers]:
                 complete=row.complete,
             )
         )
-    return found
+    return rows
 
 
 def payload(transfers: Sequence[Transfer]) -> tuple[int, int, int] | None:

@@ -77,9 +77,9 @@ def _missed(run: Run) -> str:
 
 def failures(run: Run) -> list[str]:
     """Return who failed, when and why: clients whose update does not count whole, and nodes that ended early."""
-    found = [*_of_clients(run), *_of_nodes(run)]
-    rest = len(found) - MOST_LINES
-    return [*found[:MOST_LINES], *([f"and {rest} more"] if rest > 0 else [])]
+    lines = [*_of_clients(run), *_of_nodes(run)]
+    rest = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 def _of_clients(run: Run) -> Iterator[str]:
@@ -107,13 +107,13 @@ def _names(clients: Sequence[str]) -> str:
 
 def spans(numbers: Sequence[int]) -> str:
     """Return the text of ascending rounds, such as ``rounds 1 to 3, 5``."""
-    found: list[list[int]] = []
+    runs_of_rounds: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
+        if runs_of_rounds and number == runs_of_rounds[-1][-1] + 1:
+            runs_of_rounds[-1].append(number)
         else:
-            found.append([number])
-    words = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in found]
+            runs_of_rounds.append([number])
+    words = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in runs_of_rounds]
     return f"round{'' if len(numbers) == 1 else 's'} {', '.join(words[:MOST_LINES])}" + (
         ", ..." if len(words) > MOST_LINES else ""
     )

@@ -71,19 +71,19 @@ def _one_run(made: Page, run: Run, of: RunNumbers) -> None:
 
 def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequence[Lost]) -> None:
     """Add the fastest transport of each network, then a plot, and a table by transport and network."""
-    found = cells(numbers, lost)
+    rows = cells(numbers, lost)
     made.section("answer", "Answer")
-    answers = verdicts(found)
+    answers = verdicts(rows)
     for condition, one in list(answers.items())[:MOST_VERDICTS]:
         made.sentence(f"{condition}: {one.sentence}." if len(answers) > 1 else f"{one.sentence}.")
     made.notes(
         [f"{len(answers) - MOST_VERDICTS} more networks are in the table"] if len(answers) > MOST_VERDICTS else []
     )
-    made.notes(warnings(found))
+    made.notes(warnings(rows))
     made.about(ANSWER)
     made.chart(charts.communication_time(numbers))
-    made.parts.append(tables.cells([cell.numbers() for cell in found]))
-    made.notes(f"{cell.transport}, {cell.condition}: {why}" for cell in found for why in _failures(cell))
+    made.parts.append(tables.cells([cell.numbers() for cell in rows]))
+    made.notes(f"{cell.transport}, {cell.condition}: {why}" for cell in rows for why in _failures(cell))
     if _has_curve(numbers):
         made.section("accuracy", "Accuracy", f"{ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else ACCURACY)
         made.chart(charts.accuracy_rounds(numbers))
@@ -138,31 +138,31 @@ def _failures(cell: Cell) -> list[str]:
 
 def _graphs(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
     """For jobs on a graph, add which nodes are slow, and draw the graph."""
-    found = {run.label: of.graph for run, of in zip(runs, numbers, strict=True) if of.graph is not None}
-    if not found:
+    by_label = {run.label: of.graph for run, of in zip(runs, numbers, strict=True) if of.graph is not None}
+    if not by_label:
         return
     made.section("graph", "Graph")
-    for label, one in found.items():
+    for label, one in by_label.items():
         made.sentence(f"{label}: {one.sentence}." if len(runs) > 1 else f"{one.sentence}.")
     made.about(GRAPH)
-    made.each([run for run in runs if run.label in found], lambda run, _count: graphs.chart(found[run.label]))
-    for label, one in found.items():
+    made.each([run for run in runs if run.label in by_label], lambda run, _count: graphs.chart(by_label[run.label]))
+    for label, one in by_label.items():
         made.parts += tables.nodes(label if len(runs) > 1 else None, one.nodes)
 
 
 def _trees(made: Page, runs: Sequence[Run]) -> None:
     """Show the nodes of aggregation trees and the work of their workers."""
-    found = [run for run in runs if workers.has_workers(run)]
-    if not found:
+    runs_of_trees = [run for run in runs if workers.has_workers(run)]
+    if not runs_of_trees:
         return
     made.section("workers", "Tree")
-    for run in found:
+    for run in runs_of_trees:
         words, label = trees.sentence(run), run.label if len(runs) > 1 else None
         if words:
             made.sentence(f"{label}: {words}." if label else f"{words}.")
         made.parts += tables.tree_nodes(label, trees.nodes(run))
     made.about(WORKERS)
-    made.each([run for run in found if workers.timeline(run).bars], details.workers_chart)
+    made.each([run for run in runs_of_trees if workers.timeline(run).bars], details.workers_chart)
 
 
 def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:

@@ -135,8 +135,8 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
 def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tuple[str, Costs] | None:
     """Return the record and the costs of another run with this system and update size, or None."""
     wanted = (tree["system"], scenario["bytes"])
-    found = ((one["record"], one["costs"]) for one in others if (one["system"], one["update_bytes"]) == wanted)
-    return next(found, None)
+    candidates = ((one["record"], one["costs"]) for one in others if (one["system"], one["update_bytes"]) == wanted)
+    return next(candidates, None)
 
 
 def _simulated(scenario: Scenario, measured: Costs, entry: Entry) -> float:

@@ -37,9 +37,9 @@ def congestion(run: Run) -> str | None:
     """
     for way in ("up", "down"):
         ways = (row.congestion_control for row in run.transfers if row.direction == way)
-        found = {control for control in ways if control is not None}
-        if found and not named_congestion(run.plan):
-            return MORE.join(sorted(found))
+        controls = {control for control in ways if control is not None}
+        if controls and not named_congestion(run.plan):
+            return MORE.join(sorted(controls))
     return named_congestion(run.plan) or _system(run)
 
 
@@ -71,8 +71,8 @@ def with_system(name: str, runs: Iterable[tuple[str, str | None]]) -> str:
     congestion control of the other runs in the same condition. If all of them with transport ``name`` have the same
     congestion control, the failed run gets it too.
     """
-    found = {transport for transport, word in runs if word is not None and _without(transport, word) == name}
-    return found.pop() if len(found) == 1 else name
+    names = {transport for transport, word in runs if word is not None and _without(transport, word) == name}
+    return names.pop() if len(names) == 1 else name
 
 
 def _without(transport: str, word: str) -> str:

@@ -106,28 +106,28 @@ class Cell:
 
     def over_rounds(self, x: Number, y: Number) -> list[Point]:
         """Return a point for each round that has both numbers."""
-        found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        by_round: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for row in self.rounds:
             at, value = x(row), y(row)
             if at is not None and value is not None:
-                found[row.round].append((at, value))
-        return [_point(number, pairs) for number, pairs in sorted(found.items())]
+                by_round[row.round].append((at, value))
+        return [_point(number, pairs) for number, pairs in sorted(by_round.items())]
 
 
 def by_cell(runs: Sequence[Compared]) -> list[Cell]:
     """Return the cells of runs (their numbers), by network, in order of appearance."""
-    found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
+    by_condition: dict[tuple[str, str], list[Compared]] = defaultdict(list)
     names = conditions(runs)
     for run, condition in zip(runs, names, strict=True):
-        found[run.transport, condition].append(run)
+        by_condition[run.transport, condition].append(run)
     order = list(dict.fromkeys(names))
-    transports, networks = ({key[part] for key in found} for part in (0, 1))
+    transports, networks = ({key[part] for key in by_condition} for part in (0, 1))
 
     def name(transport: str, condition: str) -> str:
         words = [transport] * (len(transports) > 1 or len(networks) == 1) + [condition] * (len(networks) > 1)
         return ", ".join(words)
 
-    cells = [Cell(name(*key), *key, members) for key, members in found.items()]
+    cells = [Cell(name(*key), *key, members) for key, members in by_condition.items()]
     return sorted(cells, key=lambda cell: order.index(cell.condition))
 
 
@@ -155,8 +155,8 @@ def _round_times(cell: Cell) -> RoundTimes:
     rounds = cell.rounds
     floors = [(row.compute_seconds or 0.0) + row.bound_seconds for row in rounds if row.bound_seconds is not None]
     seconds = [row.seconds for row in rounds if row.seconds is not None]
-    known = [row.split for row in rounds if row.split is not None]
-    split = {part: fmean(one[part] for one in known) for part in PARTS} if known else None
+    splits = [row.split for row in rounds if row.split is not None]
+    split = {part: fmean(one[part] for one in splits) for part in PARTS} if splits else None
     return RoundTimes(cell.name, cell.transport, seconds, split, median(floors) if floors else None)
 
 
@@ -214,8 +214,8 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
 
 
 def _transfer(row: Transfer) -> Bar | None:
-    known = (row.send_start, row.send_end, row.receive_start, row.receive_end)
-    times = [time for time in known if time is not None]
+    moments = (row.send_start, row.send_end, row.receive_start, row.receive_end)
+    times = [time for time in moments if time is not None]
     if not times:
         return None
     kind = row.direction if row.complete is not False and row.direction in KINDS else "broken off"

@@ -26,10 +26,10 @@ MOST: Final = 4
 
 def settings(plans: Sequence[Plan]) -> list[str]:
     """Return for each plan the settings in which they differ, as ``fanout sequential``; nothing if they are alike."""
-    found = [dict(_flat("", plan.model_dump(mode="json"))) for plan in plans]
-    keys = list(dict.fromkeys(key for one in found for key in one))
-    differing = [key for key in keys if len({repr(one.get(key)) for one in found}) > 1]
-    return [_words(one, differing) for one in found]
+    flat_plans = [dict(_flat("", plan.model_dump(mode="json"))) for plan in plans]
+    keys = list(dict.fromkeys(key for one in flat_plans for key in one))
+    differing = [key for key in keys if len({repr(one.get(key)) for one in flat_plans}) > 1]
+    return [_words(one, differing) for one in flat_plans]
 
 
 def _flat(path: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -44,9 +44,9 @@ def _flat(path: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]
 
 
 def _words(one: Mapping[str, object], differing: Sequence[str]) -> str:
-    known = [(key, one[key]) for key in differing if one.get(key) is not None]
-    words = [phrase({_word(key): value}) for key, value in known[:MOST]]
-    return ", ".join([*words, *([f"{len(known) - MOST} more settings"] if len(known) > MOST else [])])
+    present = [(key, one[key]) for key in differing if one.get(key) is not None]
+    words = [phrase({_word(key): value}) for key, value in present[:MOST]]
+    return ", ".join([*words, *([f"{len(present) - MOST} more settings"] if len(present) > MOST else [])])
 
 
 def _word(key: str) -> str:

@@ -172,8 +172,8 @@ def read_run(path: Path) -> Run:
 
 def _rows(name: str, table: Any) -> list[Any]:
     """Return the rows of a table, none if there is no table. Older tables lack the ends of a transfer."""
-    found = [] if table is None else [ROWS[name](**finite(row)) for row in table.to_pylist()]
-    return list(map(_with_ends, found)) if name == "transfers" else found
+    typed_rows = [] if table is None else [ROWS[name](**finite(row)) for row in table.to_pylist()]
+    return list(map(_with_ends, typed_rows)) if name == "transfers" else typed_rows
 
 
 def _with_ends(transfer: Transfer) -> Transfer:
@@ -258,13 +258,13 @@ def _samples(table: Any) -> list[Samples]:
     links, directions = ([str(word) for word in code.dictionary.to_pylist()] for code in codes)
     pairs = codes[0].indices.to_numpy().astype(np.int64) * len(directions) + codes[1].indices.to_numpy()
     order = np.lexsort((columns["seconds"], pairs))
-    found = []
+    series = []
     for chosen in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1):
         link, direction = divmod(int(pairs[chosen[0]]), len(directions))
-        found.append(
+        series.append(
             Samples(links[link], directions[direction], **{name: column[chosen] for name, column in columns.items()})
         )
-    return sorted(found, key=lambda one: (one.link, one.direction))
+    return sorted(series, key=lambda one: (one.link, one.direction))
 
 
 def json_object(text: str | None) -> dict[str, object]:

@@ -30,12 +30,12 @@ def splits(run: Run) -> dict[int, Split]:
 
 
 def _of_nodes(run: Run) -> dict[int, Split]:
-    found: dict[int, list[Split]] = defaultdict(list)
+    by_iteration: dict[int, list[Split]] = defaultdict(list)
     for row in run.iterations:
         training, exchange, waiting = row.train_seconds, row.exchange_seconds, row.wait_seconds
         if training is not None and exchange is not None and waiting is not None:
-            found[row.round].append(_parts(training, max(0.0, exchange - waiting), waiting))
-    return {number: _mean(parts) for number, parts in found.items()}
+            by_iteration[row.round].append(_parts(training, max(0.0, exchange - waiting), waiting))
+    return {number: _mean(parts) for number, parts in by_iteration.items()}
 
 
 def _of_clients(run: Run) -> dict[int, Split]:
@@ -44,7 +44,7 @@ def _of_clients(run: Run) -> dict[int, Split]:
         ways[way.round][way.client].append(way)
     parts = () if run.trains_nothing else run.participants
     trained = {(part.round, part.client) for part in parts if part.train_seconds is not None}
-    found = {}
+    by_round = {}
     for row in run.rounds:
         number, total = row.round, row.seconds
         # ``seconds`` of a Flower app's round covers only training, but its transfers include those of the evaluation.
@@ -55,8 +55,8 @@ def _of_clients(run: Run) -> dict[int, Split]:
             if total is not None and {one.direction for one in own} == {"down", "up"}
         ]
         if clients:
-            found[number] = _mean(clients)
-    return found
+            by_round[number] = _mean(clients)
+    return by_round
 
 
 def _client(ways: Sequence[Transfer], total: float, *, has_trained: bool) -> Split:

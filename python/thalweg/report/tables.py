@@ -175,10 +175,10 @@ def cells(rows: Sequence[CellNumbers]) -> str:
 def facts(runs: Sequence[RunNumbers]) -> list[str]:
     """Return the facts about runs: one table of those that all runs share, and one of the others, with a row a run."""
     names = ON_GRAPHS if unit(runs) == "iteration" else {}
-    found = [(names.get(name, name), [show(run) for run in runs]) for name, show in FACTS]
-    known = [(name, values) for name, values in found if not set(values) <= EMPTY]
-    common = [(name, values[0]) for name, values in known if len(set(values)) == 1]
-    differing = [(name, values) for name, values in known if len(set(values)) > 1]
+    fact_rows = [(names.get(name, name), [show(run) for run in runs]) for name, show in FACTS]
+    present = [(name, values) for name, values in fact_rows if not set(values) <= EMPTY]
+    common = [(name, values[0]) for name, values in present if len(set(values)) == 1]
+    differing = [(name, values) for name, values in present if len(set(values)) > 1]
     parts = [table(("", "in all runs" if len(runs) > 1 else ""), common, "facts")] if common else []
     if differing:
         head = ("run", *(name for name, _ in differing))
@@ -220,8 +220,10 @@ def _titled(label: str | None, columns: Columns[Row], rows: Sequence[Row]) -> li
 
 def _table(columns: Columns[Row], rows: Sequence[Row], kind: str = "") -> str:
     """Return a table without columns that are empty in all rows."""
-    found = [(name, [show(row) for row in rows]) for name, show in columns]
-    shown = [(name, values) for name, values in found if not set(values) <= (NOTHING if name in RARE else EMPTY)]
+    columns_shown = [(name, [show(row) for row in rows]) for name, show in columns]
+    shown = [
+        (name, values) for name, values in columns_shown if not set(values) <= (NOTHING if name in RARE else EMPTY)
+    ]
     values = zip(*(values for _, values in shown), strict=True)
     return table([name for name, _ in shown], list(values), kind, WORDS)
 

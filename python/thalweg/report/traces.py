@@ -70,8 +70,8 @@ class LinkTrace:
 
     def numbers(self) -> TracedLink:
         """Return the numbers of the whole link."""
-        known = [line.values["rtt_latest"] for line in self.lines]
-        rtts = [rtt for rtt in known if rtt is not None]
+        rtt_values = [line.values["rtt_latest"] for line in self.lines]
+        rtts = [rtt for rtt in rtt_values if rtt is not None]
         least = [rtt for line in self.lines if (rtt := line.values["rtt_min"]) is not None]
         last = self.lines[-1]
         return TracedLink(
@@ -97,10 +97,10 @@ def read_traces(path: Path) -> list[LinkTrace]:
     """
     links: dict[tuple[str, str], LinkTrace] = {}
     for number, text in _texts(path):
-        found = _line(text)
-        if found is None:
+        parsed = _line(text)
+        if parsed is None:
             raise RecordError(f"line {number} of {path} is no line of a trace", UNKNOWN)
-        *name, line = found
+        *name, line = parsed
         key = (name[0], name[1])
         if key not in links and len(links) == MOST_LINKS:
             raise RecordError(f"{path} has more than {MOST_LINKS} links", "Make a trace of fewer clients")
@@ -125,16 +125,16 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def _line(text: str) -> tuple[str, str, Line] | None:
     try:
-        found = wire.decode(dict[str, object], text)
+        table = wire.decode(dict[str, object], text)
     except ValueError:
         return None
-    if not isinstance(found.get("peer"), str):
+    if not isinstance(table.get("peer"), str):
         return None
-    time, waits = _number(found.get("time")), found.get("waits")
+    time, waits = _number(table.get("time")), table.get("waits")
     if time is None or not (waits is None or (isinstance(waits, str) and waits in WAITS)):
         return None
-    values = {name: _number(found.get(name)) for name in NUMBERS}
-    return plain(found.get("link", "")), plain(found["peer"]), Line(time, waits, values)
+    values = {name: _number(table.get(name)) for name in NUMBERS}
+    return plain(table.get("link", "")), plain(table["peer"]), Line(time, waits, values)
 
 
 def _number(value: object) -> float | None:
@@ -144,14 +144,14 @@ def _number(value: object) -> float | None:
 
 def stretches(lines: Sequence[Line]) -> list[list[Line]]:
     """Return the lines in stretches, split at the pauses in which nothing was sent."""
-    found: list[list[Line]] = []
+    stretches_so_far: list[list[Line]] = []
     for line in lines:
-        last = found[-1][-1] if found else None
+        last = stretches_so_far[-1][-1] if stretches_so_far else None
         gap = 0.0 if last is None else line.time - last.time
         if last is None or gap > (IDLE_PAUSE if last.waits == "idle" else PAUSE):
-            found.append([])
-        found[-1].append(line)
-    return found
+            stretches_so_far.append([])
+        stretches_so_far[-1].append(line)
+    return stretches_so_far
 
 
 def _waiting(lines: Sequence[Line]) -> dict[str, float]:
@@ -182,13 +182,13 @@ class Point:
 def points(lines: Sequence[Line], most: int = MOST_POINTS) -> list[Point | None]:
     """Return at most about ``most`` points, and None for each pause."""
     size = max(1, math.ceil(len(lines) / most))
-    found: list[Point | None] = []
+    points_so_far: list[Point | None] = []
     for stretch in stretches(lines):
-        found += [None] if found else []
+        points_so_far += [None] if points_so_far else []
         for at in range(0, len(stretch), size):
             # Includes the first line of the next point, because a line is valid until the next one.
-            found.append(_point(stretch[at : at + size + 1]))
-    return found
+            points_so_far.append(_point(stretch[at : at + size + 1]))
+    return points_so_far
 
 
 def _point(lines: Sequence[Line]) -> Point:
@@ -232,15 +232,17 @@ WAITING: Final = "waits (% of time)"
 
 def chart(trace: LinkTrace, since: float) -> Chart:
     """Draw a link over the time since ``since``, the first line of its file: plots in rows, with one time axis."""
-    found = points(trace.lines)
-    known = [point for point in found if point is not None]
+    listed = points(trace.lines)
+    real_points = [point for point in listed if point is not None]
     drawn: list[Trace] = []
-    rows = [row for row in ROWS if any(point.values.get(key) is not None for key, *_ in row[2] for point in known)]
+    rows = [
+        row for row in ROWS if any(point.values.get(key) is not None for key, *_ in row[2] for point in real_points)
+    ]
     for position, (title, factor, shown) in enumerate(rows, 1):
-        drawn += [{**line, **_row_of(position, title)} for line in _lines(found, factor, shown, since)]
-    has_waits = any(point.waits for point in known)
+        drawn += [{**line, **_row_of(position, title)} for line in _lines(listed, factor, shown, since)]
+    has_waits = any(point.waits for point in real_points)
     if has_waits:
-        drawn += [{**bars, **_row_of(len(rows) + 1, WAITING)} for bars in _waits(known, since)]
+        drawn += [{**bars, **_row_of(len(rows) + 1, WAITING)} for bars in _waits(real_points, since)]
     titles = [row[0] for row in rows] + [WAITING] * has_waits
     notes = [f"{trace.peer}: each {trace.stride}. line is drawn"] if trace.stride > 1 else []
     return Chart("trace", drawn, _layout(titles), notes, 60 + 170 * len(titles))
@@ -255,17 +257,17 @@ def _row_of(position: int, title: str) -> Trace:
 
 
 def _lines(
-    found: Sequence[Point | None], factor: float, shown: Sequence[tuple[str, str, str]], since: float
+    listed: Sequence[Point | None], factor: float, shown: Sequence[tuple[str, str, str]], since: float
 ) -> list[Trace]:
     drawn: list[Trace] = []
     for index, (key, name, dash) in enumerate(shown):
-        values = [None if point is None else point.values.get(key) for point in found]
+        values = [None if point is None else point.values.get(key) for point in listed]
         if all(value is None for value in values):
             continue
         drawn.append(
             {
                 "type": "scatter", "mode": "lines", "name": name,
-                "x": [None if point is None else round(point.end - since, 4) for point in found],
+                "x": [None if point is None else round(point.end - since, 4) for point in listed],
                 "y": [None if value is None else round(value * factor, 4) for value in values],
                 "line": {"color": colour(index), "dash": dash, "width": 1.5},
                 "hovertemplate": "%{y:.4g} at %{x:.4g} s<extra>%{fullData.name}</extra>",
@@ -274,16 +276,16 @@ def _lines(
     return drawn
 
 
-def _waits(known: Sequence[Point], since: float) -> list[Trace]:
+def _waits(real_points: Sequence[Point], since: float) -> list[Trace]:
     drawn = []
     for index, (name, meaning) in enumerate(WAITS.items()):
-        if any(name in point.waits for point in known):
+        if any(name in point.waits for point in real_points):
             drawn.append(
                 {
                     "type": "bar", "name": meaning,
-                    "x": [round((point.start + point.end) / 2 - since, 4) for point in known],
-                    "y": [round(100 * point.waits.get(name, 0.0), 2) for point in known],
-                    "width": [max(point.end - point.start, 1e-4) for point in known],
+                    "x": [round((point.start + point.end) / 2 - since, 4) for point in real_points],
+                    "y": [round(100 * point.waits.get(name, 0.0), 2) for point in real_points],
+                    "width": [max(point.end - point.start, 1e-4) for point in real_points],
                     "marker": {"color": colour(index), "line": {"width": 0}},
                     "hovertemplate": "%{y:.3g} % at %{x:.4g} s<extra>%{fullData.name}</extra>",
                 }
@@ -306,10 +308,10 @@ def _layout(titles: Sequence[str]) -> Trace:
 
 def started(traces: Sequence[LinkTrace]) -> dict[str, float]:
     """Return for each file the time of its first line."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_file: dict[str, list[float]] = defaultdict(list)
     for trace in traces:
-        found[trace.file].append(trace.lines[0].time)
-    return {file: min(times) for file, times in found.items()}
+        by_file[trace.file].append(trace.lines[0].time)
+    return {file: min(times) for file, times in by_file.items()}
 
 
 def summary(links: Sequence[TracedLink]) -> str:

@@ -53,10 +53,10 @@ class TreeNode:
 
 def nodes(run: Run) -> list[TreeNode]:
     """Return the nodes by name."""
-    found: dict[str, TreeNode] = {}
+    by_name: dict[str, TreeNode] = {}
 
     def of(name: object) -> TreeNode:
-        return found.setdefault(str(name), TreeNode(str(name)))
+        return by_name.setdefault(str(name), TreeNode(str(name)))
 
     for row in run.rounds:
         fold = Facts(json_object(row.fold))
@@ -66,7 +66,7 @@ def nodes(run: Run) -> list[TreeNode]:
             of(stretch.node).add_work(stretch)
         if "top" in fold:
             of(fold.values["top"]).top += 1
-    return sorted(found.values(), key=lambda node: natural(node.node))
+    return sorted(by_name.values(), key=lambda node: natural(node.node))
 
 
 def sentence(run: Run) -> str | None:

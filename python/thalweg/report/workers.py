@@ -52,17 +52,17 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
     drawn, left_out, last = 0, 0, 0
     for row in run.rounds:
         number = row.round
-        found = Facts(json_object(row.fold)).part("timeline")
-        if not found:
+        work = Facts(json_object(row.fold)).part("timeline")
+        if not work:
             continue
         last = number
         if len(bars) >= most:
             continue
-        own = list(_round(number, did(found), begins.get(number)))
+        own = list(_round(number, did(work), begins.get(number)))
         every |= dict.fromkeys(bar.lane for bar in own)
         bars += own
         starts |= {number: begins.get(number, min(bar.start for bar in own))} if own else {}
-        left_out += found.whole("left_out") or 0
+        left_out += work.whole("left_out") or 0
         drawn = number
     lanes = sorted(every, key=_place)
     shown = set(lanes[:MOST_LANES])

@@ -34,12 +34,12 @@ def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> P
 
     It names each wrong key once, although a key with several possible types has one finding for each type.
     """
-    found: dict[tuple[str, str], Finding] = {}
+    by_key: dict[tuple[str, str], Finding] = {}
     for details in error.errors(include_url=False):
         finding = _explain(details, model)
-        found.setdefault((finding.where, finding.key), finding)
+        by_key.setdefault((finding.where, finding.key), finding)
     # A finding about a missing key comes last: the key may be present under a wrong name.
-    findings = sorted(found.values(), key=lambda finding: finding.is_missing)
+    findings = sorted(by_key.values(), key=lambda finding: finding.is_missing)
     if len(findings) == 1:
         return PlanError(f"{source}: {findings[0].cause}", f"{findings[0].guess}{findings[0].rest}")
     causes, more = [finding.short for finding in findings[:MOST_NAMED]], len(findings) - MOST_NAMED
@@ -72,8 +72,8 @@ def _explain(finding: ErrorDetails, model: type[BaseModel]) -> Finding:
     owner, place, key = _owner(model, finding["loc"])
     where = f" in {place}" if place else ""
     if finding["type"] == "extra_forbidden":
-        guess, known = _nearest(key, owner, model), f"Known{where}: {', '.join(owner.model_fields)}"
-        return Finding(where, key, f"unknown key {key!r}{where}", guess, known)
+        guess, known_keys = _nearest(key, owner, model), f"Known{where}: {', '.join(owner.model_fields)}"
+        return Finding(where, key, f"unknown key {key!r}{where}", guess, known_keys)
     meaning = owner.model_fields[key].description if key in owner.model_fields else None
     about = f": {meaning}" if meaning else ""
     if finding["type"] == "missing":

@@ -202,13 +202,13 @@ class LinkSection(DirectionSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _carries_nothing(cls, given: Any) -> Any:
+    def _carries_nothing(cls, table: Any) -> Any:
         """Read ``down = true`` as the key of both directions, although the direction ``down`` has the same name."""
-        down = given.get("down") if isinstance(given, dict) else None
-        up = given.get("up") if isinstance(given, dict) else None
+        down = table.get("down") if isinstance(table, dict) else None
+        up = table.get("up") if isinstance(table, dict) else None
         if not isinstance(down, bool) or not isinstance(up, (dict, type(None))):
-            return given
-        return {**given, "up": {"down": down, **(up or {})}, "down": {"down": down}}
+            return table
+        return {**table, "up": {"down": down, **(up or {})}, "down": {"down": down}}
 
 
 class GraphLinkSection(LinkSection):

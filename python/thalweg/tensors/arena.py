@@ -147,10 +147,10 @@ def describe_array(name: str, array: object) -> tuple[str, str, list[int]]:
     return name, _dtype(name, array.dtype.name), list(array.shape)
 
 
-def _dtype(name: str, found: str) -> str:
-    if found not in _TYPES:
-        raise ModelError(f"tensor {name!r} has elements of type {found}", f"Use one of {', '.join(_TYPES)}")
-    return _TYPES[found]
+def _dtype(name: str, dtype: str) -> str:
+    if dtype not in _TYPES:
+        raise ModelError(f"tensor {name!r} has elements of type {dtype}", f"Use one of {', '.join(_TYPES)}")
+    return _TYPES[dtype]
 
 
 def _array_type(dtype: str) -> np.dtype[Any]:

@@ -223,11 +223,11 @@ class ModuleBinding(Binding):
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         if self.copies is not None:
             self.copies.wait()
-        found = slots(self.model)
-        moved = self._bring_back(found, when, from_model=from_model)
+        present = slots(self.model)
+        moved = self._bring_back(present, when, from_model=from_model)
         if self.copies is not None:
-            found = slots(self.model) if moved else found
-            pairs = {name: (found[name].tensor, view) for name, view in self._away}
+            present = slots(self.model) if moved else present
+            pairs = {name: (present[name].tensor, view) for name, view in self._away}
             if not from_model:
                 self.copies.load(pairs.values(), wait=wait)
             else:
@@ -237,53 +237,53 @@ class ModuleBinding(Binding):
                 self.copies.load(new, wait=True)
         return moved
 
-    def _bring_back(self, found: Mapping[str, Slot], when: str, *, from_model: bool) -> list[str]:
+    def _bring_back(self, present: Mapping[str, Slot], when: str, *, from_model: bool) -> list[str]:
         """Move tensors that have moved to their places, or to new memory on their devices; return their names."""
         import torch
 
-        moved = [place for place in self._places if not _is_settled(place, found)]
+        moved = [place for place in self._places if not _is_settled(place, present)]
         if moved:
-            self._check(moved, found, when)
-        self._check_new(found, when)
+            self._check(moved, present, when)
+        self._check_new(present, when)
         if not moved:
             return []
         with torch.no_grad():
             # Views are made anew each time: share_memory_() moves the memory under a tensor and under all its views.
             views = [self.arena.tensor(place.names[0]) for place in moved]
             if from_model:
-                self._check_ties(moved, found, when)
-                self._copy([found[place.names[0]].tensor.detach() for place in moved], views)
+                self._check_ties(moved, present, when)
+                self._copy([present[place.names[0]].tensor.detach() for place in moved], views)
             for place, view in zip(moved, views, strict=True):
                 home = view if place.device is None else torch.empty_like(view, device=place.device)
-                _use(place, found, home)
+                _use(place, present, home)
         return [place.names[0] for place in moved]
 
-    def _check(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
+    def _check(self, moved: Iterable[Place], present: Mapping[str, Slot], when: str) -> None:
         """Raise ModelError if a moved tensor is missing, has another kind, or has become the same object as another."""
         for place in moved:
             for name in place.names:
-                if name not in found:
+                if name not in present:
                     raise ModelError(f"after {when} the model has no tensor {name!r} any more", IN_PLACE)
-                _check_kind(name, found[name].tensor, place, when)
+                _check_kind(name, present[name].tensor, place, when)
         firsts: dict[int, str] = {}
         for place in self._places:
             name = place.names[0]
-            first = firsts.setdefault(id(found[name].tensor), name)
+            first = firsts.setdefault(id(present[name].tensor), name)
             if first != name:
                 raise ModelError(f"after {when} the tensors {first!r} and {name!r} are one", IN_PLACE)
 
-    def _check_new(self, found: Mapping[str, Slot], when: str) -> None:
+    def _check_new(self, present: Mapping[str, Slot], when: str) -> None:
         """Raise ModelError for new tensors that the choice would include."""
-        for name in found.keys() - self._known:
-            if self._choice.takes(Named([name], found[name].tensor.requires_grad)):
+        for name in present.keys() - self._known:
+            if self._choice.takes(Named([name], present[name].tensor.requires_grad)):
                 raise ModelError(f"after {when} the model has a new tensor {name!r}", IN_PLACE)
 
-    def _check_ties(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
+    def _check_ties(self, moved: Iterable[Place], present: Mapping[str, Slot], when: str) -> None:
         """Raise ModelError if formerly tied tensors now have different values, since only one of them can travel."""
         for place in moved:
             first, *others = place.names
             for other in others:
-                if not _same(found[first].tensor, found[other].tensor):
+                if not _same(present[first].tensor, present[other].tensor):
                     raise ModelError(
                         f"after {when} the tensors {first!r} and {other!r}, which were tied, have different values",
                         "Keep them tied, or make them two tensors in model()",
@@ -300,13 +300,13 @@ class ModuleBinding(Binding):
             view.copy_(source)
 
 
-def _is_settled(place: Place, found: Mapping[str, Slot]) -> bool:
+def _is_settled(place: Place, present: Mapping[str, Slot]) -> bool:
     """Return whether the model has all names of a place, and each is a view of its memory or of one on its device."""
-    slot = found.get(place.names[0])
+    slot = present.get(place.names[0])
     if slot is None or not place.holds(slot.tensor):
         return False
     for name in place.names[1:]:
-        other = found.get(name)
+        other = present.get(name)
         if other is None or not (_is_tied(place, slot, other) if name in place.apart else other.tensor is slot.tensor):
             return False
     return True
@@ -344,14 +344,14 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def _use(place: Place, found: Mapping[str, Slot], view: torch.Tensor) -> None:
+def _use(place: Place, present: Mapping[str, Slot], view: torch.Tensor) -> None:
     """Make the model use a view of the arena, or memory on a device, under all names of a place."""
-    first = _point(found[place.names[0]], view)
+    first = _point(present[place.names[0]], view)
     for name in place.names[1:]:
         if name in place.apart:
-            _point(found[name], view)
-        elif found[name].tensor is not first:
-            setattr(found[name].owner, found[name].key, first)
+            _point(present[name], view)
+        elif present[name].tensor is not first:
+            setattr(present[name].owner, present[name].key, first)
 
 
 def _point(slot: Slot, view: torch.Tensor) -> torch.Tensor:
@@ -394,22 +394,22 @@ class ArrayBinding(Binding):
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         import numpy as np
 
-        found = {name: np.asarray(self.model[name]) for name in self._names if name in self.model}
+        present = {name: np.asarray(self.model[name]) for name in self._names if name in self.model}
         views = {name: self.arena[name] for name in self._names}
-        self._check(found, views, when)
-        moved = [name for name, view in views.items() if not _is_view(found[name], view)]
+        self._check(present, views, when)
+        moved = [name for name, view in views.items() if not _is_view(present[name], view)]
         if from_model:
             # All are copied out first, because an array may lie in the place of another.
-            for name, values in [(name, found[name].copy()) for name in moved]:
+            for name, values in [(name, present[name].copy()) for name in moved]:
                 views[name][...] = values
         self.model.update({name: views[name] for name in moved})
         return moved
 
-    def _check(self, found: Mapping[str, npt.NDArray[Any]], views: Mapping[str, npt.NDArray[Any]], when: str) -> None:
+    def _check(self, present: Mapping[str, npt.NDArray[Any]], views: Mapping[str, npt.NDArray[Any]], when: str) -> None:
         for name, view in views.items():
-            if name not in found:
+            if name not in present:
                 raise ModelError(f"after {when} the model has no array {name!r} any more", IN_PLACE)
-            array = found[name]
+            array = present[name]
             # Another byte order is allowed: copying into the arena converts it.
             if (array.dtype.newbyteorder("="), array.shape) != (view.dtype, view.shape):
                 was, now = (f"{a.dtype}{list(a.shape)}" for a in (view, array))

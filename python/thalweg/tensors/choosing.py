@@ -38,13 +38,13 @@ class Choice:
         """``words`` is a list of words, or a single one; None chooses all tensors. Raises ModelError for a bad word."""
         if words is not None and not isinstance(words, Iterable):
             raise ModelError(f"tensors is a {type(words).__name__}", _HINT)
-        given: list[Any] = [words] if isinstance(words, str) else list(words or ())
-        for word in given:
+        patterns: list[Any] = [words] if isinstance(words, str) else list(words or ())
+        for word in patterns:
             if not isinstance(word, str) or word in ("", NOT):
                 raise ModelError(f"tensors has {word!r}, which is no pattern", _HINT)
-        self.words = given
-        self._adds = [(word, _rule(word)) for word in given if not word.startswith(NOT)]
-        self._takes = [(word, _rule(word.removeprefix(NOT))) for word in given if word.startswith(NOT)]
+        self.words = patterns
+        self._adds = [(word, _rule(word)) for word in patterns if not word.startswith(NOT)]
+        self._takes = [(word, _rule(word.removeprefix(NOT))) for word in patterns if word.startswith(NOT)]
 
     @property
     def is_all(self) -> bool:
@@ -65,9 +65,9 @@ class Choice:
 
         ``others`` never travel, but a word that excludes may name them.
         """
-        for rules, known in ((self._adds, tensors), (self._takes, [*tensors, *others])):
+        for rules, candidates in ((self._adds, tensors), (self._takes, [*tensors, *others])):
             for word, rule in rules:
-                if not any(_fits(rule, tensor) for tensor in known):
+                if not any(_fits(rule, tensor) for tensor in candidates):
                     raise _nothing(word, tensors)
         chosen = [self.takes(tensor) for tensor in tensors]
         if self.words and not any(chosen):

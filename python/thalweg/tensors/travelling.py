@@ -60,16 +60,16 @@ class Chosen(NamedTuple):
 
 def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
     """Return the tensors of a module that travel. Raises ModelError if one cannot be moved into an arena."""
-    found = groups(module)
-    others = [Named([name], None) for name in _beside(module, found)]
-    travels = choice.of([group.named for group in found], others)
+    grouped = groups(module)
+    others = [Named([name], None) for name in _beside(module, grouped)]
+    travels = choice.of([group.named for group in grouped], others)
     staying = [name for other in others if choice.takes(other) for name in other.names]
-    travelling = [group for group, wanted in zip(found, travels, strict=True) if wanted]
+    travelling = [group for group, wanted in zip(grouped, travels, strict=True) if wanted]
     layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in travelling])
-    _refuse_shared(found, {group.names[0] for group in travelling})
-    known = frozenset(name for group in found for name in group.names)
-    personal = any(_changes(group) for group, wanted in zip(found, travels, strict=True) if not wanted)
-    return Chosen(travelling, layout, known, len(found), staying, personal)
+    _refuse_shared(grouped, {group.names[0] for group in travelling})
+    names = frozenset(name for group in grouped for name in group.names)
+    personal = any(_changes(group) for group, wanted in zip(grouped, travels, strict=True) if not wanted)
+    return Chosen(travelling, layout, names, len(grouped), staying, personal)
 
 
 def _changes(group: Group) -> bool:
@@ -82,48 +82,48 @@ def _changes(group: Group) -> bool:
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
     """Return a module's parameters and persistent buffers by name, in ``state_dict`` order. Tied ones have several."""
-    found: dict[str, Slot] = {}
+    by_name: dict[str, Slot] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         prefix = "".join(f"{part}." for part in _plain(path))
         # These dicts are what named_parameters() and named_buffers() read, which take several times as long.
         for key, parameter in owner._parameters.items():  # noqa: SLF001
             if parameter is not None:
-                found[prefix + key] = Slot(owner, key, parameter)
+                by_name[prefix + key] = Slot(owner, key, parameter)
         passing = getattr(owner, "_non_persistent_buffers_set", ())
         for key, buffer in owner._buffers.items():  # noqa: SLF001
             if buffer is not None and key not in passing:
-                found[prefix + key] = Slot(owner, key, buffer)
-    return found
+                by_name[prefix + key] = Slot(owner, key, buffer)
+    return by_name
 
 
 def groups(module: torch.nn.Module) -> list[Group]:
     """Return a module's tensors. Tied ones make one group, whether one object or several over the same memory."""
-    found: dict[Any, Group] = {}
+    by_memory: dict[Any, Group] = {}
     for name, (_, _, tensor) in slots(module).items():
         memory = memory_of(tensor)
-        group = found.setdefault(memory, Group([], tensor, trainable=False))
+        group = by_memory.setdefault(memory, Group([], tensor, trainable=False))
         group.names.append(name)
         group.trainable |= tensor.requires_grad
         if tensor is not group.tensor:
             group.apart.add(name)
-    return list(found.values())
+    return list(by_memory.values())
 
 
-def _beside(module: torch.nn.Module, found: Iterable[Group]) -> list[str]:
+def _beside(module: torch.nn.Module, grouped: Iterable[Group]) -> list[str]:
     """Return the names of entries of ``state_dict()`` that are none of the tensors found.
 
     Examples are results of ``get_extra_state()``, and packed weights of quantised layers.
     """
     import torch
 
-    groups = list(found)
-    known = {name for group in groups for name in group.names}
+    groups = list(grouped)
+    names = {name for group in groups for name in group.names}
     places = {address_of(group.tensor) for group in groups} - {None}
     entries = {".".join(_plain(name)): value for name, value in module.state_dict().items()}
     return [
         name
         for name, value in entries.items()
-        if name not in known and not (isinstance(value, torch.Tensor) and address_of(value) in places)
+        if name not in names and not (isinstance(value, torch.Tensor) and address_of(value) in places)
     ]
 
 
@@ -152,12 +152,12 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
+def _refuse_shared(grouped: Iterable[Group], moving: Container[str]) -> None:
     """Refuse tensors that overlap in memory: in an arena each gets memory of its own, which would silently untie them.
 
     Raises ModelError.
     """
-    placed = ((address_of(group.tensor), group) for group in found)
+    placed = ((address_of(group.tensor), group) for group in grouped)
     refuse_overlaps(
         (
             (address, address + group.tensor.nbytes, group.names[0])

@@ -99,8 +99,8 @@ class Trust:
     @property
     def tokens(self) -> Tokens:
         """The core's options that say how a server checks tokens."""
-        found: Tokens = {} if self.token is None else {"token": self.token}
-        return found if self.issuer is None else {**found, "issuer": self.issuer}
+        token: Tokens = {} if self.token is None else {"token": self.token}
+        return token if self.issuer is None else {**token, "issuer": self.issuer}
 
 
 def is_local(url: str) -> bool:
@@ -149,16 +149,16 @@ def remote_trust(url: str, token: Token | None, authority: str | None, identity:
     ``tls`` is auto, on or off. auto encrypts if an authority is known; beyond this machine it must be known. Raises
     LinkError if it is not.
     """
-    known = authority or (token.authority if token else None) or None
+    trusted = authority or (token.authority if token else None) or None
     trust = Trust(token=None if token is None else token.token)
-    if tls == "off" or (tls == "auto" and known is None and is_local(url)):
+    if tls == "off" or (tls == "auto" and trusted is None and is_local(url)):
         return trust
-    if known is None:
+    if trusted is None:
         raise LinkError(
             f"links to {url} are encrypted, and no certificate authority is known",
             "Give the file of `thalweg pki issue NAME` with --token-file, or ca.crt with --ca",
         )
-    return replace(trust, tls=Tls(known, identity, require_client=False))
+    return replace(trust, tls=Tls(trusted, identity, require_client=False))
 
 
 def local_trust(chosen: SecuritySection, url: str) -> tuple[Trust, Trust]:

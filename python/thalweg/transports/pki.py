@@ -143,14 +143,14 @@ def own_hosts() -> list[str]:
 
 
 def _addresses(name: str) -> list[str]:
-    found: list[str] = []
+    addresses: list[str] = []
     with suppress(OSError):  # a machine that does not know its own name has no address to add
-        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        addresses += [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     # Connecting a datagram socket sends nothing; it asks which address the default route has, if there is one.
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))
-        found.append(str(probe.getsockname()[0]))
-    return found
+        addresses.append(str(probe.getsockname()[0]))
+    return addresses
 
 
 def _refuse_existing(paths: Sequence[Path], hint: str) -> None:

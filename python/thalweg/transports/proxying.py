@@ -26,8 +26,8 @@ def configure(
     texts ``KEY=VALUE`` for the others. What is None is left to the core. Raises PlanError.
     """
     chosen = {**registry.own_options(option), **{key: value for key, value in own.items() if value is not None}}
-    given = {**rest, **{key: serving.size(f"--{key}", text) for key, text in sizes.items() if text is not None}}
-    return wire.encode({"own": chosen, **{key: value for key, value in given.items() if value is not None}})
+    values = {**rest, **{key: serving.size(f"--{key}", text) for key, text in sizes.items() if text is not None}}
+    return wire.encode({"own": chosen, **{key: value for key, value in values.items() if value is not None}})
 
 
 @dataclass(frozen=True, slots=True)

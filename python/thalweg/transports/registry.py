@@ -52,8 +52,8 @@ class Kind:
     def table(self) -> dict[str, object]:
         """Return the core's description of the kind, for JSON, without fields that do not apply to the type."""
         parts = {"least": self.least, "most": self.most, "choices": self.choices or None}
-        given = {name: value for name, value in parts.items() if value is not None}
-        return {"type": self.type, "default": self.default, **given}
+        present = {name: value for name, value in parts.items() if value is not None}
+        return {"type": self.type, "default": self.default, **present}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def can(scheme: str) -> Capabilities:
     for entry in transports():
         if entry.name == scheme:
             return entry.capabilities
-    known = ", ".join(entry.name for entry in transports())
-    raise PlanError(f"unknown transport {scheme!r}", f"Known: {known}")
+    names = ", ".join(entry.name for entry in transports())
+    raise PlanError(f"unknown transport {scheme!r}", f"Known: {names}")
 
 
 def lends(url: str) -> bool:
@@ -114,19 +114,19 @@ def lends(url: str) -> bool:
     return can(url.partition("://")[0]).lends
 
 
-def own_options(given: Iterable[str]) -> dict[str, OptionValue]:
+def own_options(texts: Iterable[str]) -> dict[str, OptionValue]:
     """Return a transport's own options from texts ``KEY=VALUE``, by key: true, false, numbers, else text.
 
     Raises PlanError for what is not of that form.
     """
     words: dict[str, bool] = {"true": True, "false": False}
-    found: dict[str, OptionValue] = {}
-    for text in given:
+    options: dict[str, OptionValue] = {}
+    for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not key or not equals:
             raise PlanError(f"{text!r} is no option of a transport", "Write it as KEY=VALUE, as qos=1")
-        found[key] = words.get(value, _number(value))
-    return found
+        options[key] = words.get(value, _number(value))
+    return options
 
 
 def _number(text: str) -> int | float | str:

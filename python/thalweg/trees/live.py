@@ -40,13 +40,13 @@ class Placed:
 def placed(plan: Plan) -> Placed:
     """Place a run's clients at nodes. Raises PlanError if a client has no node."""
     # The placement does not depend on the size of an update, so any size will do.
-    found = trees.placed(replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members)))
+    decisions = trees.placed(replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members)))
     at: dict[int, list[str]] = {}
-    for client, home in zip(plan.members, found.plan.homes, strict=True):
+    for client, home in zip(plan.members, decisions.plan.homes, strict=True):
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    reasons = [trees.Reason.of(one).text for one in found.reasons]
+    reasons = [trees.Reason.of(one).text for one in decisions.reasons]
     return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
 
 
@@ -182,14 +182,14 @@ class WorkReport:
 
     def sentence(self) -> str:
         """Return a line about the work of the workers."""
-        found, half = self.counters, self.counters.handover_us.p50
+        counts, half = self.counters, self.counters.handover_us.p50
         handed = "" if half is None else f", an update handed over in {half:.0f} us"
-        died = f", {found.died} died" if found.died else ""
-        where = "one node" if found.nodes_used == 1 else f"{found.nodes_used} nodes"
+        died = f", {counts.died} died" if counts.died else ""
+        where = "one node" if counts.nodes_used == 1 else f"{counts.nodes_used} nodes"
         routes = {"kernel": " inside the kernel", "node": " over Unix sockets"}
-        route = routes.get(found.routes, "") if handed else ""
-        workers = "worker" if found.workers == 1 else "workers"
-        return f"tree: {found.workers} {workers} on {where}{died}{handed}{route}"
+        route = routes.get(counts.routes, "") if handed else ""
+        workers = "worker" if counts.workers == 1 else "workers"
+        return f"tree: {counts.workers} {workers} on {where}{died}{handed}{route}"
 
 
 def work_report(plan: Plan, counters: str | None, cpu_seconds: float | None) -> WorkReport | None:

@@ -75,14 +75,14 @@ class Mean:
 
 def timeline(parts: Iterable[Part]) -> Timeline:
     """Return the work of all nodes' workers in a round, with times on the root's clock."""
-    known = [(part, part.outcome.fold.timeline) for part in parts if part.outcome is not None]
-    found = [(part, one) for part, one in known if one is not None]
+    timelines = [(part, part.outcome.fold.timeline) for part in parts if part.outcome is not None]
+    measured = [(part, one) for part, one in timelines if one is not None]
     spans = (
         WorkSpan(span.worker, span.what, span.start + part.shift, span.end + part.shift, span.updates, part.node)
-        for part, one in found
+        for part, one in measured
         for span in one.did
     )
-    return Timeline(tuple(spans), sum(one.left_out for _, one in found))
+    return Timeline(tuple(spans), sum(one.left_out for _, one in measured))
 
 
 def merged(number: int, parts: Sequence[Part], start: float, seconds: float, mean: Mean) -> Outcome:

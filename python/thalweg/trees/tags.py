@@ -88,10 +88,10 @@ def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
         return Groups(labels, tuple(labels.index(label) for label in nodes.groups or ()))
     schema = read(Path(tree.tag))
     _check_levels(tree.tag, schema)
-    found = schema.channels[0].groups
-    labels = tuple(group.label for group in found)
+    labels_of_groups = schema.channels[0].groups
+    labels = tuple(group.label for group in labels_of_groups)
     served = tuple(dict.fromkeys(nodes.groups or labels))
-    for group in found:
+    for group in labels_of_groups:
         if group.label not in served:
             raise PlanError(
                 f"{tree.tag}, line {group.line}: no node serves the group {group.label!r}",

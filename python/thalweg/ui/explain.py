@@ -43,8 +43,8 @@ def explained(error: Exception) -> Explained:
 
 def explain(error: Exception) -> tuple[str, str]:
     """Return the cause and the hint of an error, each on one line."""
-    found = explained(error)
-    return found.line, found.hint
+    fields = explained(error)
+    return fields.line, fields.hint
 
 
 def exit_code(error: Exception) -> int:

@@ -85,14 +85,14 @@ def iteration_line(entry: Entry, rounds: int) -> str:
 
 def missing_words(entry: Entry) -> list[str]:
     """Return which fractions of a round's updates and models are missing, as texts such as ``10 % missing``."""
-    found = []
+    words_of_shares = []
     for direction, words in (("up", "missing"), ("down", "of the model missing")):
         ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
         missing = sum(transfer.get("missing") or 0 for transfer in ways)
         if missing:
             share = missing / (missing + sum(transfer["bytes"] or 0 for transfer in ways))
-            found.append(f"{100 * share:.2g} % {words}")
-    return found
+            words_of_shares.append(f"{100 * share:.2g} % {words}")
+    return words_of_shares
 
 
 class LineProgress:

@@ -138,15 +138,15 @@ def verdict(
     ``failed``: how many further runs of each failed. ``away``: distance between the measured and the requested
     conditions, in doublings.
     """
-    known = {name: list(found) for name, found in values.items() if found}
+    times_by_name = {name: list(times) for name, times in values.items() if times}
     lost = {name: count for name, count in (failed or {}).items() if count}
-    ranked = sorted(known, key=lambda name: center(known[name]))
+    ranked = sorted(times_by_name, key=lambda name: center(times_by_name[name]))
     pairs = pairs_of(len(ranked))
-    counts = [len(found) for found in known.values()] or [0]
+    counts = [len(times) for times in times_by_name.values()] or [0]
     return Verdict(
         best=ranked[0] if ranked else None,
-        compared={name: compare(known[ranked[0]], known[name], pairs, away) for name in ranked[1:]},
-        failed={name: (count, count + len(known.get(name, ()))) for name, count in lost.items()},
+        compared={name: compare(times_by_name[ranked[0]], times_by_name[name], pairs, away) for name in ranked[1:]},
+        failed={name: (count, count + len(times_by_name.get(name, ()))) for name, count in lost.items()},
         runs=(min(counts), max(counts)),
         away=away,
     )

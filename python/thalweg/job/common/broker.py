@@ -64,10 +64,10 @@ def attached(plan: Plan, network: Session, trust: Trust, note: Callable[[str], N
             )
         yield Attached(plan.url)
         return
-    found = programs(plan.scheme)
-    program = next((program for program in found if program.find() is not None), None)
+    brokers = programs(plan.scheme)
+    program = next((program for program in brokers if program.find() is not None), None)
     if program is None:
-        wanted = " or ".join(program.name for program in found)
+        wanted = " or ".join(program.name for program in brokers)
         raise BrokerError(
             f"{plan.scheme} needs a broker, and {wanted} is not installed",
             f"Install it (as root: make system), or give a broker's address as {plan.scheme}://HOST:PORT",

@@ -101,8 +101,8 @@ class CoreShare:
             return []
         with os.scandir(self._folder) as there:
             names = [one.name for one in there if one.name.startswith(_FILE) and one.name != self._name]
-        found = (_held(self._folder, name) for name in names)
-        return [cores for cores in found if cores is not None]
+        shares = (_held(self._folder, name) for name in names)
+        return [cores for cores in shares if cores is not None]
 
 
 class ThreadLimited:

@@ -343,10 +343,10 @@ def _close(stream: IO[bytes] | None) -> None:
 def _parse(line: bytes) -> Line:
     """Return the JSON object in a process's line. Any other line, such as an app's own output, gives an empty one."""
     try:
-        found = wire.plain(line) if line.startswith(b"{") else {}
+        value = wire.plain(line) if line.startswith(b"{") else {}
     except ValueError:  # an incomplete line of a killed process, or output of an app that begins like an object
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _named(number: int) -> str:

@@ -201,9 +201,9 @@ class Session:
         self._done.set()
         if self._sampler is not None:
             self._sampler.join()
-        known = {SERVER: machine.usage(self._cpu), **reports}
+        usage = {SERVER: machine.usage(self._cpu), **reports}
         parties = dict.fromkeys((*self.parties, *reports))
-        record.parties([self._party(party, known.get(party, Usage()), status) for party in parties])
+        record.parties([self._party(party, usage.get(party, Usage()), status) for party in parties])
         if self.lab is not None:
             record.links(self._links(status))
             record.note(network=self._network(status))

@@ -65,8 +65,8 @@ class GraphResult:
             drifts.extend([] if entry["drift"] is None else [entry["drift"]])
             # The disagreement is None in an iteration in which only one node took part.
             disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
-            found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
-            accuracy = statistics_of([one for one in found if one is not None], "mean", "std") or accuracy
+            accuracies = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
+            accuracy = statistics_of([one for one in accuracies if one is not None], "mean", "std") or accuracy
         peaks = [report.peak_rss_bytes for report in reports.values() if report.peak_rss_bytes]
         return cls(
             plan=plan,
@@ -107,8 +107,8 @@ def statistics_of(values: Iterable[float], *names: str) -> dict[str, float] | No
     """Return mean, median and population standard deviation, or only those in ``names``; None without values."""
     import numpy as np
 
-    known = np.asarray(values if hasattr(values, "__len__") else list(values), dtype=np.float64)
-    if not known.size:
+    numbers = np.asarray(values if hasattr(values, "__len__") else list(values), dtype=np.float64)
+    if not numbers.size:
         return None
-    found = {"mean": known.mean(), "median": np.median(known), "std": known.std()}
-    return {name: float(found[name]) for name in names or found}
+    statistics = {"mean": numbers.mean(), "median": np.median(numbers), "std": numbers.std()}
+    return {name: float(statistics[name]) for name in names or statistics}

@@ -68,9 +68,9 @@ class NodeRecovery:
         The kernel kills a node's restarted process when the thread that called this ends.
         """
         for node in nodes:
-            known = node.name in self._coming or node.name in self._back
+            is_handled = node.name in self._coming or node.name in self._back
             with suppress(_core.CoreError):  # the job is ending
-                if node.loss is None or known or node.is_empty:
+                if node.loss is None or is_handled or node.is_empty:
                     continue
                 self._missed.setdefault(node.name, time.monotonic())
                 if self._root.is_connected(node, 0) or self.restart(node):

@@ -225,8 +225,8 @@ class Tree:
         start_themselves = not self.placed.clients
         if start_themselves:
             names = sorted(set(server_reports.clients(self._server)) - self._refused)[: self._count]
-            known = {node.name: node for node in self._nodes if node.loss is None}
-            self._nodes = [known.get(name) or Node(name, ()) for name in names]
+            present = {node.name: node for node in self._nodes if node.loss is None}
+            self._nodes = [present.get(name) or Node(name, ()) for name in names]
         nodes = [node for node in self._nodes if not node.is_empty]
         for node in nodes:
             if node.loss is not None or not node.address:
@@ -349,8 +349,8 @@ class Tree:
 
     def _new_clients(self, node: Node) -> list[str]:
         """Return the clients that a node names, except other nodes' clients and those whose proofs it cannot give."""
-        known = {client for other in self._nodes for client in other.clients}
-        new = [client for client in node.connected if client not in known]
+        others = {client for other in self._nodes for client in other.clients}
+        new = [client for client in node.connected if client not in others]
         unproven = self._judge.unproven(node, new)
         for client in unproven:
             if client not in node.unproven and len(node.unproven) < node.expected:
@@ -381,11 +381,11 @@ class Tree:
         self._version = next(self._versions)
         for node in here:
             node.has = self._version if node.name in mean.has else None
-        found = merged(number, parts, started - self._zero, time.perf_counter() - began, mean)
+        outcome = merged(number, parts, started - self._zero, time.perf_counter() - began, mean)
         if self._choose is not None:
             counted = sum(part.counted for part in parts)
-            found = replace(found, expected=self._choose, complete=counted == self._choose)
-        return wire.encode(found)
+            outcome = replace(outcome, expected=self._choose, complete=counted == self._choose)
+        return wire.encode(outcome)
 
     def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients; return the nodes' parts."""
@@ -426,13 +426,13 @@ class Tree:
 
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
-        found: list[tuple[str, str, bool]] = []
+        gone: list[tuple[str, str, bool]] = []
         for node in self._nodes:
             if node.loss is not None:
-                found += [Departure(client, node.reason, False) for client in node.clients]
+                gone += [Departure(client, node.reason, False) for client in node.clients]
             elif node.state is not None:
-                found += node.state.departed
-        return wire.encode(found)
+                gone += node.state.departed
+        return wire.encode(gone)
 
     def resent(self, timeout: float) -> str:
         """Return the segments retransmitted at each node, and between the root and all of them, as JSON by node.
@@ -442,20 +442,20 @@ class Tree:
 
         Each node waits at most ``resent.COUNT_SECONDS``.
         """
-        found = {node.name: ResentCounts() for node in self._nodes}
+        counts = {node.name: ResentCounts() for node in self._nodes}
         for received in self._ask(Resent(), self._here(), None):
             if received.head is not None:
-                found[received.node.name] = ResentCounts(received.head.down, received.head.up)
+                counts[received.node.name] = ResentCounts(received.head.down, received.head.up)
         # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
         own = counted(self._server, lambda: server_reports.departed(self._server), ())
-        return wire.encode({**found, "": own})
+        return wire.encode({**counts, "": own})
 
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""
         self._ended[client] = why
-        found = [node for node in self._here() if client in node.clients]
-        if found and not self._closed:
-            self._ask_all(ForgetClient(client, why), found)
+        nodes = [node for node in self._here() if client in node.clients]
+        if nodes and not self._closed:
+            self._ask_all(ForgetClient(client, why), nodes)
 
     def lost(self, name: str, why: str) -> None:
         """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""

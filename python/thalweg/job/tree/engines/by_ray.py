@@ -41,13 +41,13 @@ def require() -> str:
     """Return the version of Ray that is installed. Raises PlanError if there is none, or it is too old."""
     get = "Install it: pip install 'ray>=2.52'; or take --engine local"
     try:
-        found = version("ray")
+        installed = version("ray")
     except PackageNotFoundError:
         raise PlanError("Ray is not installed", get) from None
-    numbers = tuple(int(part) if part.isdecimal() else 0 for part in found.split(".")[:2])
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in installed.split(".")[:2])
     if numbers < OLDEST:
-        raise PlanError(f"Ray {found} is installed, and thalweg needs {'.'.join(map(str, OLDEST))} or newer", get)
-    return found
+        raise PlanError(f"Ray {installed} is installed, and thalweg needs {'.'.join(map(str, OLDEST))} or newer", get)
+    return installed
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ def _tail(log: IO[bytes]) -> str:
     """Return the last whole lines of a log, at most ``TAIL`` bytes."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - TAIL))
-    found = log.read().decode(errors="replace")
-    return found if size <= TAIL else found.partition("\n")[2]
+    tail = log.read().decode(errors="replace")
+    return tail if size <= TAIL else tail.partition("\n")[2]
 
 
 def _early(code: int) -> Failure:

@@ -134,8 +134,8 @@ def _started(order: RayOrder, orders: list[NodeOrder]) -> Nodes:
     restarts = RESTARTS if order.restarts is None else order.restarts
     actor = ray.remote(num_cpus=order.cores, max_restarts=restarts, max_task_retries=-1)(NodeActor)
     nodes: Nodes = {}
-    for number, (given, place) in enumerate(zip(orders, places, strict=True)):
-        own = given if order.cluster is None else _elsewhere(given, place.address)
+    for number, (order_text, place) in enumerate(zip(orders, places, strict=True)):
+        own = order_text if order.cluster is None else _elsewhere(order_text, place.address)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         made = actor.options(scheduling_strategy=strategy).remote(wire.encode(own), version("thalweg"))
         nodes[made.serve.remote()] = (own.name, made)
