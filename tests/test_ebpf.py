@@ -30,7 +30,7 @@ def test_the_objects_are_of_these_sources() -> None:
     assert now == digests, "run make ebpf, which needs clang"
 
 
-def test_they_are_what_clang_makes_of_them(tmp_path: Path) -> None:
+def test_the_stored_objects_are_what_clang_compiles(tmp_path: Path) -> None:
     clang = shutil.which(os.environ.get("CLANG") or "clang")
     if clang is None:
         pytest.skip("clang is not installed")

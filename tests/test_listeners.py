@@ -103,8 +103,8 @@ LISTENERS: dict[str, Port | Own] = {
         1,
         "_make_room(",
         Shown(PAGES, "test_many_addresses_take_no_more_than_all_places"),
-        Shown(PAGES, "test_silent_ones_of_one_address_take_half_of_the_places"),
-        Shown(PAGES, "test_whoever_takes_too_long_is_sent_away"),
+        Shown(PAGES, "test_silent_connections_from_one_address_take_half_of_the_places"),
+        Shown(PAGES, "test_slow_connections_are_closed"),
     ),
     READERS: Own(
         2,

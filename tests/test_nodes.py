@@ -169,7 +169,7 @@ def test_nodes_that_do_not_begin_alike_refuse_each_other() -> None:
             list(dpsgd(one, 1))
 
 
-def test_who_is_not_there_is_named() -> None:
+def test_missing_neighbours_are_named() -> None:
     with Node(Arrays(), name="b", data=1.0) as node:
         node.meet({"a": ""})
         with pytest.raises(LinkError, match="b has not met a after 0"):

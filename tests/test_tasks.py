@@ -281,7 +281,7 @@ def test_a_cancelled_task_is_over_for_its_member(server: TaskServer, members: Me
     client.close()
 
 
-def test_whoever_waits_hears_that_the_other_end_or_its_own_is_closed() -> None:
+def test_a_waiting_call_ends_when_either_end_is_closed() -> None:
     server = TaskServer()
     client = TaskClient(server.address, name="anna")
     server.wait(1, LIMIT)

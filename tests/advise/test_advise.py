@@ -94,7 +94,7 @@ def test_much_loss_is_for_ltp_whatever_was_measured(wifi: Path) -> None:
         assert all("try ltp too: in single runs unifl was slow there" in note for note in found["notes"])
 
 
-def test_few_runs_and_far_ones_are_no_certainty(tmp_path: Path) -> None:
+def test_few_runs_or_distant_conditions_give_no_certainty(tmp_path: Path) -> None:
     record(tmp_path, "a", "cubic", FAST)
     assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "no"
     record(tmp_path, "b", "reno", SLOW)
@@ -110,7 +110,7 @@ def test_few_runs_and_far_ones_are_no_certainty(tmp_path: Path) -> None:
     assert (far["answers"]["fastest"]["sure"], far["verdict"]["sure"]) == ("no", "no")
 
 
-def test_failures_are_counted_and_running_ones_left_out(wifi: Path) -> None:
+def test_failed_runs_are_counted_and_unfinished_runs_left_out(wifi: Path) -> None:
     for name, status in (("c", "failed"), ("d", "running"), ("e", "interrupted")):
         record(wifi, name, "cubic", FAST)
         manifest = json.loads((wifi / name / "manifest.json").read_text())
@@ -123,7 +123,7 @@ def test_failures_are_counted_and_running_ones_left_out(wifi: Path) -> None:
     assert sorted(found["left_out"].values()) == ["it is interrupted", "it is running"]
 
 
-def test_cells_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
+def test_failed_cells_are_reported_with_their_reason(tmp_path: Path) -> None:
     base = {"model": MB, "job": {"clients": 2, "rounds": 2}}
     made = bench(tmp_path, repetitions=3, base=base, matrix={"transport": ["tcp", "udp", "ltp"]})
 
@@ -153,7 +153,7 @@ def test_cells_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
     assert "no port. Choose one" in out
 
 
-def test_rounds_that_lack_updates_are_told(wifi: Path) -> None:
+def test_rounds_with_missing_updates_are_reported(wifi: Path) -> None:
     journal = wifi / "a0" / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"complete": true', '"complete": false'))
     (wifi / "a0" / "rounds.parquet").unlink()

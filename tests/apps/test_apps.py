@@ -94,7 +94,7 @@ def test_what_an_app_imports_later_is_found(here: Path, monkeypatch: pytest.Monk
         ("json.py:App", "there is no file"),
     ],
 )
-def test_what_is_no_app(here: Path, text: str, words: str) -> None:
+def test_objects_that_are_no_apps_are_refused(here: Path, text: str, words: str) -> None:
     with pytest.raises(PlanError, match=words) as caught:
         apps.load(text)
     assert caught.value.hint
@@ -134,7 +134,7 @@ def test_facts_say_which_file_it_was(here: Path) -> None:
     assert len(str(facts["sha256"])) == 64
 
 
-def test_a_file_that_has_changed_is_told(here: Path) -> None:
+def test_a_changed_app_file_is_reported(here: Path) -> None:
     apps.load("some_app.py:Whole")
     before = apps.facts("some_app.py:Whole", None)
     assert apps.changed(before, before) is None
@@ -164,7 +164,7 @@ def test_a_clients_data_follow_from_its_place() -> None:
 @pytest.mark.parametrize(
     "change", [{"names": None}, {"clients": 0}, {"clients": "2"}, {"seed": -1}, {"seed": None}, {"names": "ab"}]
 )
-def test_a_server_that_does_not_say_who_there_is(change: dict[str, Any]) -> None:
+def test_a_config_without_the_clients_names_gives_no_part(change: dict[str, Any]) -> None:
     assert apps.part_of("b", ReceivedConfig({"names": ["a", "b"], "clients": 2, "seed": 7, **change})) is None
 
 

@@ -49,7 +49,7 @@ def test_scalars_of_other_libraries_become_numbers() -> None:
     assert [type(value) for value in arrived.values()] == [float, int, bool, float, float, bool, int]
 
 
-def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
+def test_non_finite_metrics_are_kept() -> None:
     arrived = sent({"loss": math.nan, "best": math.inf, "worst": -math.inf, "half": np.float16("nan")})
     assert math.isnan(arrived["loss"])
     assert math.isnan(arrived["half"])
@@ -96,7 +96,7 @@ def received(metrics: Any, intake: Intake | None = None) -> tuple[Participant, l
     "metrics",
     [None, 7, "no JSON at all \x1b[2J", [], {"train_seconds": 1}, {"metrics": [1]}, {"metrics": None, "usage": "x"}],
 )
-def test_what_is_no_metrics_is_dropped(metrics: Any) -> None:
+def test_values_that_are_no_metrics_are_dropped(metrics: Any) -> None:
     part, notes = received(metrics)
     assert (part.metrics, part.usage) == ({}, ClientUsage())
     assert all(_core.plain_text(note, 1024) == note for note in notes)
@@ -148,7 +148,7 @@ def anything(rng: random.Random, depth: int = 0) -> Any:
     return rng.choice(leaves)
 
 
-def test_whatever_comes_every_reader_can_read_it() -> None:
+def test_any_reported_value_leaves_the_record_readable() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     rng = random.Random(20)
     intake = Intake()

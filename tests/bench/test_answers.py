@@ -43,7 +43,7 @@ def test_transports_are_compared_in_each_network() -> None:
     assert answers(rows, "fedcomm")[0].verdict.compared["tcp bbr"].factor == pytest.approx(7.0, abs=0.01)
 
 
-def test_what_is_asked_for_is_not_said_twice() -> None:
+def test_a_configured_congestion_control_is_not_repeated_in_the_name() -> None:
     assert way(row(1, [], transport="tcp", congestion="cubic", bbr="cubic")) == "tcp cubic"
     assert sender(row(1, [], case="tcp bbr", bbr="bbr")) == ""
     assert sender(row(1, [], transport="tcp", bbr="cubic")) == "cubic"

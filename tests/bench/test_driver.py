@@ -40,7 +40,7 @@ def test_each_run_leaves_a_record_and_its_numbers(tmp_path: Path) -> None:
     assert heard.lines[-1].endswith("nothing left")
 
 
-def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     made = bench(tmp_path)
     first = Fake(stop=2)
     with pytest.raises(KeyboardInterrupt):

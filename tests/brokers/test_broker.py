@@ -164,7 +164,7 @@ def test_a_port_that_was_taken_meanwhile_is_another_one_next_time(monkeypatch: p
             assert broker.port != other.getsockname()[1]
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_a_missing_broker_program_is_named() -> None:
     with pytest.raises(BrokerError, match="played is not installed"):
         Broker(Absent(), Place())
 

@@ -139,7 +139,7 @@ def test_it_reads_its_log(line: str, kind: str | None) -> None:
     assert sign is None or "2026" not in sign.text
 
 
-def test_what_others_have_set_for_their_nodes_is_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_settings_for_other_nodes_do_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if RabbitMq().find() is None:
         pytest.skip("rabbitmq-server is not installed: make system")
     monkeypatch.setenv("RABBITMQ_NODE_PORT", "5672")

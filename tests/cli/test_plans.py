@@ -57,7 +57,7 @@ def test_a_network_in_words_goes_before_its_keys(plans: list[Plan]) -> None:
     assert said["network"] == {"profile": "wan", "loss": 0.02, "topology": "dumbbell"}
 
 
-def test_what_a_key_does_not_take_is_refused_with_what_it_takes() -> None:
+def test_an_invalid_value_is_refused_with_the_valid_ones() -> None:
     done = CliRunner().invoke(app, ["run", "--gather", "sideways"])
     assert done.exit_code != 0
     assert "gather in [transport] is 'sideways', not 'concurrent' or 'in-order'" in done.stderr

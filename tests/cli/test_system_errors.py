@@ -132,7 +132,7 @@ def test_what_the_system_refuses_has_a_cause_and_a_hint(
     assert hint in said["hint"]
 
 
-def test_what_fails_before_a_command_is_known_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_before_the_command_is_known_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     monkeypatch.setattr(cli.Commands, "make_context", lambda *_, **__: refuse(error))
     code, _, err, raised = invoke("run")
@@ -157,7 +157,7 @@ def test_all_of_a_kind_have_words() -> None:
         assert hint
 
 
-def test_who_reads_no_more_is_told_nothing() -> None:
+def test_a_reader_that_closed_the_pipe_causes_no_error() -> None:
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as stream:
         assert not nobody_reads(stream)
@@ -212,7 +212,7 @@ def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, err) == (130, "interrupted\n")
 
 
-def test_an_interruption_before_a_command_is_known_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_before_the_command_is_known_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 

@@ -58,7 +58,9 @@ def test_two_transports(result: Result, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_it_goes_on_where_it_was_broken_off(start: Start, result: Result, tmp_path: Path, end: signal.Signals) -> None:
+def test_an_interrupted_bench_continues_with_the_missing_runs(
+    start: Start, result: Result, tmp_path: Path, end: signal.Signals
+) -> None:
     program = start("bench", write(tmp_path, "tcp", "memory", repetitions=2), "--no-report")
     folder = tmp_path / program.until("bench: ").removeprefix("bench: ").strip()
     program.until("[1/4]")

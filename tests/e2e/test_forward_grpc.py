@@ -248,7 +248,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", list(BAD))
-def test_what_is_no_http2_ends_its_own_connection_alone(path: Route, channel: Any, words: str) -> None:
+def test_bytes_that_are_not_http2_end_only_their_own_connection(path: Route, channel: Any, words: str) -> None:
     assert channel.unary_unary("/test.Shapes/one")(b"ab", timeout=LIMIT) == b"ba"
     with socket.create_connection(path.address.rsplit(":", 1), timeout=LIMIT) as program:
         program.sendall(BAD[words])

@@ -215,7 +215,7 @@ def test_a_run_of_which_a_node_cannot_begin_says_why(start: Start, tmp_path: Pat
     assert "could not take part" in err
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(start: Start, tmp_path: Path) -> None:
+def test_impossible_plans_are_refused_before_anything_starts(start: Start, tmp_path: Path) -> None:
     (tmp_path / "bad.edges").write_text("4\n0 1\n1 1\n")
     for words, cause in (
         (("--graph", "file:bad.edges"), "line 3 of bad.edges is a loop"),
@@ -252,7 +252,7 @@ def kept(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "nodes").iterdir()}
 
 
-def test_a_job_that_goes_on_comes_to_the_same_models(start: Start, tmp_path: Path) -> None:
+def test_a_resumed_job_gives_the_same_models(start: Start, tmp_path: Path) -> None:
     for rounds in (3, 6):
         (tmp_path / f"{rounds}.toml").write_text(CHECKPOINTS.format(rounds=rounds, algorithm="dpsgd"))
     straight = tmp_path / run(start, "6.toml")["record"]
@@ -267,7 +267,7 @@ def test_a_job_that_goes_on_comes_to_the_same_models(start: Start, tmp_path: Pat
     assert set(kept(straight)) == {f"{place}-6.safetensors" for place in (1, 2, 3, 4)}
 
 
-def test_a_killed_job_goes_on_from_iterations_that_all_nodes_had_kept(start: Start, tmp_path: Path) -> None:
+def test_a_killed_job_resumes_from_an_iteration_that_all_nodes_saved(start: Start, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(CHECKPOINTS.format(rounds=400, algorithm="choco"))
     program = start("run", plan.name, "--record", "runs", "--json")

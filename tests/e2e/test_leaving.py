@@ -64,7 +64,7 @@ def test_the_job_goes_on_and_says_who_did_not_take_part(start: Start, tmp_path: 
     assert "LookupError" in err
 
 
-def test_a_job_that_needs_it_ends_at_once_with_its_words(start: Start, tmp_path: Path) -> None:
+def test_a_job_that_needs_the_client_ends_with_its_reason(start: Start, tmp_path: Path) -> None:
     (tmp_path / "some_app.py").write_text(APP)
     (tmp_path / "plan.toml").write_text(PLAN.format(enough=2))
     server = start("server", "plan.toml", "--listen", "tcp://127.0.0.1:0")

@@ -92,7 +92,7 @@ def test_a_run_of_two_nodes_is_scraped_while_it_goes_on(start: Callable[..., Pro
     assert code == 130
 
 
-def test_whoever_holds_connections_to_its_port_takes_nothing_from_the_job(start: Callable[..., Program]) -> None:
+def test_held_connections_to_the_metrics_port_do_not_disturb_the_job(start: Callable[..., Program]) -> None:
     few = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"')
     run = start("run", "--model", "payload:64KiB", "--clients", "2", "--rounds", "10000", "--metrics", "0", through=few)
     url = run.until("metrics: http://127.0.0.1:").split()[-1]

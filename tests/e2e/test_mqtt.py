@@ -85,7 +85,7 @@ def test_chunks_are_as_small_as_a_broker_wants_them(
     assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, for the broker takes no longer messages", log)
 
 
-def test_a_limit_that_no_broker_tells_is_explained(start: Start, tmp_path: Path, narrow: str) -> None:
+def test_a_broker_limit_that_is_not_announced_is_explained(start: Start, tmp_path: Path, narrow: str) -> None:
     job = ("--model", "payload:1MiB", "--clients", "1", "--rounds", "1", "--deadline", "5")
     program = start("run", "--transport", narrow, *job, "--option", "version=3.1.1")
     said = program.until("before it had taken the longest message so far, of 262")

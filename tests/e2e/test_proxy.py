@@ -79,7 +79,7 @@ def test_events_are_lines_of_json(start: Start, tmp_path: Path) -> None:
     assert mapped == events[:2]
 
 
-def test_without_the_right_to_it_the_proxy_says_what_is_missing(start: Start) -> None:
+def test_without_the_capability_the_proxy_names_what_is_missing(start: Start) -> None:
     address = own_address()
     drop = shutil.which("setpriv")
     if why_no_lab() or address is None or drop is None:

@@ -58,7 +58,7 @@ def test_the_record_says_what_was_missing_and_what_stood_in(result: Run, tmp_pat
             assert f"{up['missing']} of its {BYTES} bytes" in part["reason"]
 
 
-def test_without_a_word_what_is_lost_is_asked_for_again(result: Run, tmp_path: Path) -> None:
+def test_by_default_lost_ranges_are_resent(result: Run, tmp_path: Path) -> None:
     for entry in run_plan(result, tmp_path, LOSSY):
         assert entry["complete"]
         assert all((way["missing"], way["repair"], way["losses"]) == (0, None, []) for way in entry["transfers"])

@@ -41,7 +41,7 @@ class App:
 
 @LAB
 @pytest.mark.parametrize(("transport", "clients"), [("tcp", 1), ("tcp", 2), ("grpc", 1), ("zmq", 1)])
-def test_what_is_sent_again_is_what_the_hosts_sent_again(
+def test_the_jobs_retransmissions_equal_the_hosts_counts(
     result: Callable[..., Any], tmp_path: Path, transport: str, clients: int
 ) -> None:
     options = ("--transport", transport, "--clients", str(clients), "--rounds", "3", "--network", NETWORK)
@@ -63,7 +63,7 @@ def test_what_is_sent_again_is_what_the_hosts_sent_again(
 
 @LAB
 @pytest.mark.parametrize("transport", BROKERS)
-def test_what_a_broker_sends_again_its_host_alone_counts(
+def test_only_the_host_counts_a_brokers_retransmissions(
     result: Callable[..., Any], tmp_path: Path, transport: str
 ) -> None:
     options = ("--transport", transport, "--clients", "2", "--rounds", "2", "--network", NETWORK)

@@ -79,7 +79,7 @@ def transfers(record: Record) -> list[Transfer]:
 
 
 @pytest.mark.parametrize("more", [(), ("--partial", "keep"), ("--deterministic",)])
-def test_a_run_takes_every_byte_where_it_lies(result: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_run_over_shared_memory_copies_no_byte(result: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
     done = result("run", "--transport", "shm", *PAYLOAD, "--rounds", "3", *more)
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(3, True)] * 3
     assert (done["transport"], done["transport_reason"]) == ("shm", None)

@@ -110,7 +110,7 @@ def test_updates_that_are_not_sealed_stay_under_tls_and_it_says_so(result: Run, 
 
 
 @backends
-def test_where_nothing_can_be_masked_it_is_tcp_and_says_so(result: Run, tmp_path: Path, backend: str) -> None:
+def test_without_masking_unifl_is_tcp_and_reports_it(result: Run, tmp_path: Path, backend: str) -> None:
     text = plan(backend, "0.05").partition("[network]")[0]
     (entry,), log = run_plan(result, tmp_path, text)
     assert entry["complete"]

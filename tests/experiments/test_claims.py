@@ -139,7 +139,7 @@ def test_what_was_added_is_against_another_figure() -> None:
         (claim("close", of={**TCP, "network": "3g"}, to={**UDP, "network": "3g"}, value=0.01), cells()),
     ],
 )
-def test_what_is_missing_is_neither_seen_nor_unseen(asked: dict[str, Any], measured: list[Cell]) -> None:
+def test_a_claim_without_its_values_is_not_measured(asked: dict[str, Any], measured: list[Cell]) -> None:
     found = judge(asked, measured, [])
     assert found.seen == "not measured"
     assert found.words.startswith("without ")

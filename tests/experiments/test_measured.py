@@ -34,7 +34,7 @@ def test_modes_that_were_not_run_stay_as_they_were(tmp_path: Path) -> None:
     assert seconds(file) == {"paper": 2.0, "fair": 3.0}
 
 
-def test_what_is_of_another_size_or_of_no_mode_goes(tmp_path: Path) -> None:
+def test_results_of_another_scale_or_unknown_mode_are_removed(tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     measured.write(file, "study/figure", "full", {"old": part(1.0)}, ["old"])
     measured.write(file, "study/figure", "full", {"paper": part(2.0)}, ORDER)
@@ -66,7 +66,7 @@ def bench(commit: str | None = "0123456789ab") -> Results:
     )  # fmt: skip
 
 
-def test_how_it_was_measured_stays_with_it(tmp_path: Path) -> None:
+def test_the_origin_of_a_measurement_is_kept(tmp_path: Path) -> None:
     how = {"command": "python -m experiments run a/b", "commit": "ba9876543210", "load": {"mean": 0.1, "most": 0.2}}
     part = measured.of_bench(bench(), {1: {"goodput": 2.0, "by_run": [{"goodput": 1.5}, {"goodput": 2.5}]}}, how)
     measured.write(tmp_path / "measured.json", "a/b", "ci", {"fair": part}, ORDER)

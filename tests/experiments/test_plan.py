@@ -59,7 +59,7 @@ def test_modes_differ_in_what_labels_mean_and_not_in_labels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_left_out_is_in_the_matrix_and_not_run(name: str) -> None:
+def test_cells_left_out_are_in_the_matrix_and_not_run(name: str) -> None:
     experiment = Experiment.load(name)
     for mode, way in experiment.modes.items():
         whole = matrix(name, mode, "full").cells

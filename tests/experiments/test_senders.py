@@ -21,7 +21,7 @@ not a socket
 """
 
 
-def test_what_ss_says_is_by_port() -> None:
+def test_the_numbers_of_ss_are_by_port() -> None:
     found = senders.parsed(SAID)
     assert list(found) == ["40001", "40002"]
     assert found["40002"] == {"mss": 1448, "cwnd": 10, "again": 0, "repeats": 0}

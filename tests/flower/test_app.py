@@ -52,7 +52,7 @@ def test_a_folder_says_what_it_is(tmp_path: Path) -> None:
         (WHOLE.replace("= 3\n[tool.flwr.federations.large]", '= "many"\n[tool.flwr.federations.large]'), None),
     ],
 )
-def test_nodes_are_those_of_the_federation_that_is_meant(tmp_path: Path, text: str, nodes: int | None) -> None:
+def test_the_number_of_nodes_is_that_of_the_chosen_federation(tmp_path: Path, text: str, nodes: int | None) -> None:
     assert app.read(folder(tmp_path, text)).nodes == nodes
 
 
@@ -86,7 +86,7 @@ def test_pairs_that_are_none_are_refused(text: str) -> None:
         app.pairs(text, "--run-config")
 
 
-def test_a_plan_is_the_apps_and_the_command_line_goes_over_it(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_apps_settings(tmp_path: Path) -> None:
     place = folder(tmp_path)
     plan = plan_of(place, {"job.seed": 5, "app.fold": "off", "transport.url": "grpc"}, ["rounds=7"])
     assert (plan.job.clients, plan.job.seed, plan.scheme) == (3, 5, "grpc")

@@ -164,7 +164,7 @@ def test_iris_has_the_columns_of_the_hub(tmp_path: Path) -> None:
     assert table["species"] == [0] * 50 + [1] * 50 + [2] * 50
 
 
-def test_what_thalweg_cannot_make_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_unknown_data_set_is_reported_and_nothing_is_written(tmp_path: Path) -> None:
     source = (
         f"{IMPORT}FederatedDataset(dataset='{CIFAR10}')\nFederatedDataset(dataset='a/b')\nFederatedDataset(dataset=x)"
     )

@@ -482,5 +482,5 @@ def record(**values: npt.NDArray[Any]) -> RecordDict:
         RecordDict({"a": record(x=np.ones(2))["a"], "b": record(x=np.ones(2))["a"]}),
     ],
 )
-def test_what_is_no_model_is_not_folded(content: RecordDict) -> None:
+def test_content_that_is_no_model_is_not_folded(content: RecordDict) -> None:
     assert Slots.of(content) is None

@@ -154,7 +154,7 @@ def test_an_unknown_message_is_an_error_and_an_unknown_node_is_none(opened: Open
     assert len(grid.send_and_receive([Message(model(), 5, "train"), Message(model(), node, "train")])) == 1
 
 
-def test_after_the_timeout_there_is_what_came_and_the_rest_can_be_pulled(opened: Open) -> None:
+def test_after_the_timeout_arrived_replies_are_returned_and_others_can_be_pulled(opened: Open) -> None:
     release = threading.Event()
     grid = opened((echo, held(release))).grid()
     sent = messages(grid)

@@ -141,7 +141,7 @@ def test_a_view_is_an_array_like_any_other() -> None:
     np.testing.assert_array_equal(view.numpy(), np.zeros(2))
 
 
-def test_what_was_folded_says_so() -> None:
+def test_a_folded_array_raises_with_that_reason() -> None:
     folded = Folded("float32", [3])
     assert (folded.dtype, folded.shape) == ("float32", (3,))
     for look in (lambda: folded.data, folded.numpy, lambda: records.pack(RecordDict({"a": _with(folded)}))):

@@ -77,7 +77,7 @@ def test_messages_that_threads_send_at_once_are_of_one_round_in_any_order() -> N
     assert row["replies"] == 2
 
 
-def test_a_reply_that_came_in_part_counts_and_the_record_says_how_much_of_it() -> None:
+def test_a_partial_reply_counts_and_the_record_has_its_coverage() -> None:
     story = Story()
     train = story.send("train", "a", "b")
     story.reply(train, "a", {"num-examples": 1, "loss": 1.0}, coverage=0.75)
@@ -130,7 +130,7 @@ def test_what_comes_after_its_round_counts_no_more() -> None:
     assert [row["replies"] for _, row in story.kept] == [1, 0]
 
 
-def test_what_a_node_says_of_itself_is_checked() -> None:
+def test_a_nodes_reported_usage_is_checked() -> None:
     story = Story()
     train = story.send("train", "a", number=1)
     usage = {"train_seconds": -1, "cpu_seconds": "much", "peak_rss_bytes": 5, "more": 1}

@@ -77,14 +77,14 @@ def test_the_rate_grows_until_updates_take_clearly_longer() -> None:
     assert calibration._knee(steps).capacity == int(steps[-1].rate * steps[-1].seconds) * 1000
 
 
-def test_clients_that_cannot_send_faster_end_it() -> None:
+def test_calibration_ends_when_clients_cannot_send_faster() -> None:
     steps, ended = calibration._steps(Saturated(), 500, 4, float("inf"), lambda _: None)  # type: ignore[arg-type]
     assert (len(steps), ended) == (1, "clients cannot send faster")
     with pytest.raises(RoundError, match="time was too short"):
         calibration._knee(steps)
 
 
-def test_time_that_is_over_ends_it() -> None:
+def test_calibration_ends_when_its_time_is_over() -> None:
     assert calibration._steps(Growing(), 500, 4, 0.0, lambda _: None) == ([], "time is over")  # type: ignore[arg-type]
 
 

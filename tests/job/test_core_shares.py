@@ -64,7 +64,7 @@ def test_a_client_that_was_killed_has_no_share(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 1, "what it left is removed"
 
 
-def test_what_others_put_there_is_no_share(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_are_no_shares(tmp_path: Path) -> None:
     (tmp_path / "seat-noise").write_bytes(b"\xff 1 2")
     (tmp_path / "seat-folder").mkdir()
     (tmp_path / "seat-link").symlink_to("/etc/passwd")
@@ -136,7 +136,7 @@ def test_threads_that_somebody_chose_are_not_shared_out(tmp_path: Path, monkeypa
     assert made(None)._threads() >= 1
 
 
-def test_who_cannot_see_others_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_cannot_read_the_folder_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CHOSEN, raising=False)
     (tmp_path / "file").touch()
     heard: list[str] = []

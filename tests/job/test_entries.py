@@ -43,7 +43,7 @@ def test_a_node_that_is_gone_is_not_waited_for() -> None:
     assert numbers(collector.remove("node-3")) == [], "it may be said twice"
 
 
-def test_what_is_left_when_all_are_done_is_recorded() -> None:
+def test_remaining_iterations_are_recorded_when_all_nodes_are_done() -> None:
     collector = Collector(NODES[:2])
     assert numbers(collector.add("node-1", said(1, "node-1"))) == []
     assert numbers(collector.add("node-1", said(2, "node-1"))) == []

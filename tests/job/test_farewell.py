@@ -40,7 +40,7 @@ def test_a_client_says_why_it_leaves() -> None:
     assert client.reasons == ["done", "ValueError: no data", "KeyError", "interrupted"]
 
 
-def test_what_ends_a_client_is_raised_though_it_cannot_say_so() -> None:
+def test_the_exception_is_raised_even_if_the_goodbye_fails() -> None:
     class Shut:
         def close(self, reason: str) -> None:
             raise _core.CoreError(reason)
@@ -97,7 +97,7 @@ def test_the_servers_job_goes_on_and_names_who_raised_and_why() -> None:
     assert [sorted(done.participants) for done in rounds] == [["bad", "good"], ["good"], ["good"], ["good"]]
 
 
-def test_a_round_that_needs_it_fails_with_its_words() -> None:
+def test_a_round_that_needs_the_client_fails_with_its_reason() -> None:
     apps = {"good": App(), "bad": App(1, "no data here")}
     with thalweg.Server(apps["good"], clients=2, enough=2) as server:
         threads = start(server, apps)

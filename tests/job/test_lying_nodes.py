@@ -238,7 +238,7 @@ def test_with_proofs_and_honest_nodes_all_count(top: str) -> None:
         (another_round, "speaks of round"),
     ],
 )
-def test_what_a_node_makes_up_does_not_count(change: Callable[[dict[str, Any]], object], why: str, top: str) -> None:
+def test_forged_reports_do_not_count(change: Callable[[dict[str, Any]], object], why: str, top: str) -> None:
     with job(lying(in_round(change)), top=top) as made:
         there(made)
         for number in (1, 2):

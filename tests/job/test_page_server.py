@@ -100,7 +100,7 @@ def test_each_request_has_its_answer(
     assert server.connections == 0
 
 
-def test_silent_ones_of_one_address_take_half_of_the_places(
+def test_silent_connections_from_one_address_take_half_of_the_places(
     server: PageServer, connect: Callable[..., socket.socket]
 ) -> None:
     silent = [connect("127.0.0.2") for _ in range(3 * MOST)]
@@ -120,9 +120,7 @@ def test_many_addresses_take_no_more_than_all_places(server: PageServer, connect
     assert b"ok\n" in answered(server, connect(words=get("/health")))
 
 
-def test_whoever_takes_too_long_is_sent_away(
-    server: PageServer, connect: Callable[..., socket.socket], clock: Clock
-) -> None:
+def test_slow_connections_are_closed(server: PageServer, connect: Callable[..., socket.socket], clock: Clock) -> None:
     silent, slow, greedy = connect(), connect(words=b"GET /hea"), connect(words=get("/long"))
     server.turn(0)
     clock.now = TIMEOUT
@@ -166,7 +164,7 @@ def test_without_a_descriptor_nobody_is_accepted_for_a_while(
     caller.close()
 
 
-def test_it_has_one_thread_and_leaves_nothing() -> None:
+def test_the_server_has_one_thread_and_closes_all_sockets() -> None:
     before = threading.active_count()
     server = PageServer(LOCAL, 0, {"/health": lambda: (PLAIN, b"ok\n")})
     server.start()

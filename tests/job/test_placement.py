@@ -120,7 +120,7 @@ def test_nobody_is_sent_to_an_address_of_no_host(listens: str, advertised: str |
     assert placement.reached(listens, advertised) == there
 
 
-def test_a_node_that_clients_of_others_do_not_reach_is_told_to_nobody() -> None:
+def test_a_node_without_a_reachable_address_is_not_announced() -> None:
     all_nodes = nodes()
     all_nodes[3].reached = ""
     _, homes = placement.homes("one", placement.notice(all_nodes, {}, {}))
@@ -130,6 +130,6 @@ def test_a_node_that_clients_of_others_do_not_reach_is_told_to_nobody() -> None:
     assert homes.others == [], "its clients could not be sent back to it"
 
 
-def test_what_nodes_are_told_is_the_same_after_the_way() -> None:
+def test_messages_about_placement_are_the_same_after_encoding() -> None:
     told = placement.notice(nodes(), {"c": 3}, {"c": 3})
     assert decode(json.loads(wire.encode(told))) == told

@@ -139,7 +139,7 @@ def test_without_root_auto_is_at_message_level_and_says_why(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("emulator", "kind"), [("packet", "permission"), ("auto", "lab"), ("auto", "unsupported")])
-def test_what_is_no_want_of_permission_is_an_error(
+def test_errors_other_than_missing_permission_are_raised(
     monkeypatch: pytest.MonkeyPatch, emulator: str, kind: str, tmp_path: Path
 ) -> None:
     refusing(monkeypatch, kind)

@@ -117,7 +117,7 @@ def test_after_the_server_was_killed_the_devices_are_free_again(broken: Any) -> 
 
 
 @pytest.mark.parametrize(("fault", "seconds"), [("pair broken", 3.0), ("port flap", 0.3), ("long port flap", 3.0)])
-def test_what_is_interrupted_goes_on_with_what_is_missing(broken: Any, fault: str, seconds: float) -> None:
+def test_an_interrupted_transfer_resumes_with_the_missing_bytes(broken: Any, fault: str, seconds: float) -> None:
     came = broken(fault)
     came.check()
     took = [row["receive_end"] - row["send_start"] for row in came.up]

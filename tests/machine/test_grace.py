@@ -193,7 +193,7 @@ def test_a_program_of_a_lab_does_not_hear_ctrl_c_before_it_is_there(monkeypatch:
     assert done.wait() == 0, "the program itself hears it"
 
 
-def test_to_leave_says_what_was_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_leaving_flushes_the_output(capfd: pytest.CaptureFixture[str]) -> None:
     script = "import sys, threading; from thalweg.machine.grace import leave; sys.stdout.write('said'); leave(130)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "said", "")

@@ -34,7 +34,7 @@ def test_it_may_lie_behind_a_link_of_the_system(tmp_path: Path) -> None:
     assert opened(tmp_path / "link" / "own") == str(tmp_path / "real" / "own")
 
 
-def test_what_is_not_there_is_not_made_unless_asked(tmp_path: Path) -> None:
+def test_a_missing_folder_is_made_only_if_asked(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         opened(tmp_path / "none" / "seats", make=False)
     assert list(tmp_path.iterdir()) == []
@@ -55,7 +55,7 @@ def test_where_others_can_write_it_is_refused(tmp_path: Path, part: str) -> None
         opened(tmp_path / "thalweg" / "seats")
 
 
-def test_below_a_sticky_folder_it_is_taken(tmp_path: Path) -> None:
+def test_a_folder_below_a_sticky_folder_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     assert opened(tmp_path / "shared" / "own") == str(tmp_path / "shared" / "own")

@@ -41,7 +41,7 @@ def test_within_the_machine_it_is_shared_memory() -> None:
         ({"security__tls": "on"}, "security.tls"),
     ],
 )
-def test_what_only_a_network_has_makes_it_tcp(asked: dict[str, object], words: str) -> None:
+def test_needs_of_a_network_make_auto_choose_tcp(asked: dict[str, object], words: str) -> None:
     chosen, reason = settled(plan(**asked))
     assert chosen.scheme == "tcp"
     assert words in (reason or "")

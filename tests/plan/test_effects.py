@@ -329,7 +329,7 @@ def test_all_of_them_are_named_at_once() -> None:
     assert caught.value.hint == "Remove job.rounds; Remove job.choose; Remove record.checkpoint_every"
 
 
-def test_what_makes_a_key_mean_something_is_said() -> None:
+def test_the_error_names_what_gives_a_key_an_effect() -> None:
     with pytest.raises(PlanError) as caught:
         Plan.of({}).merge({"job.wait": "none"})
     assert caught.value.hint == "Remove job.wait, or give job.graph"

@@ -255,7 +255,7 @@ def test_stress_and_network_are_none_unless_said() -> None:
     assert (stress.cpu, stress.cpu_quota, stress.network, stress.network_mode) == (99, 0.2, 250_000_000, "server")
 
 
-def test_what_goes_together_is_judged_when_the_options_are_there(tmp_path: Path) -> None:
+def test_combinations_are_checked_after_the_merge_with_options(tmp_path: Path) -> None:
     """A key in a file may need another key from the command line, so combinations are checked only after the merge."""
     file = tmp_path / "plan.toml"
     file.write_text('[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\n')

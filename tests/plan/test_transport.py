@@ -109,7 +109,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("lock", transport__options__leak=True), "a share from 0 to 1"),
     ],
 )
-def test_what_it_cannot_do_is_refused(chosen: Plan, words: str) -> None:
+def test_requests_beyond_a_transports_capabilities_are_refused(chosen: Plan, words: str) -> None:
     with pytest.raises(PlanError) as caught:
         check_transport(chosen, REGISTRY)
     assert words in str(caught.value)

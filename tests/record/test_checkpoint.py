@@ -48,7 +48,7 @@ def test_another_model_is_refused(tmp_path: Path, arena: bytearray) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 16, b"\2\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0{x"])
-def test_what_is_none_is_refused(tmp_path: Path, arena: bytearray, content: bytes) -> None:
+def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, arena: bytearray, content: bytes) -> None:
     path = tmp_path / "c.safetensors"
     path.write_bytes(content)
     with pytest.raises(RecordError, match="not a whole checkpoint"):

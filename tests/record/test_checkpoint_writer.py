@@ -102,7 +102,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> stores.Store:
     return stores.store_of(f"file://{tmp_path}/kept" if request.param == "file" else str(tmp_path / "kept"), "run")
 
 
-def test_what_is_kept_comes_back(store: stores.Store, arena: bytearray) -> None:
+def test_a_stored_checkpoint_is_restored(store: stores.Store, arena: bytearray) -> None:
     assert stores.rounds(store) == []
     for number in (1, 2, 10):
         arena[0] = number

@@ -26,7 +26,7 @@ VALUES: list[tuple[str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "values"), VALUES)
-def test_they_are_what_pyarrow_makes(kind: str, values: list[Any]) -> None:
+def test_our_columns_equal_those_of_pyarrow(kind: str, values: list[Any]) -> None:
     made = array_of(values, kind)
     made.validate(full=True)
     assert made.equals(pyarrow.array(values, type=kind))

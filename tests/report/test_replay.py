@@ -48,7 +48,7 @@ def test_costs_are_those_of_single_updates() -> None:
     assert BYTES / found["finish"] == pytest.approx(0.004)
 
 
-def test_what_copies_has_a_rate_and_what_is_above_leaves_is_not_counted_twice() -> None:
+def test_copies_have_a_rate_and_work_above_leaves_is_counted_once() -> None:
     rounds: Any = [{"fold": {"finish_seconds": 0.1}}]
     found = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
     assert found["hand_over"] == 0.0
@@ -87,7 +87,7 @@ def test_a_run_that_does_not_say_its_costs_has_those_of_another(tmp_path: Path) 
     assert (found["costs_of"], found["costs"]) == (first["record"], first["costs"])
 
 
-def test_what_cannot_be_played_again_is_said(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_replayed_are_refused_with_the_reason(tmp_path: Path) -> None:
     star = job.run(plan(tmp_path), LineProgress()).record.path
     with pytest.raises(RecordError, match="has no rounds of an aggregation tree"):
         replayed(star)

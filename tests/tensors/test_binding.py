@@ -433,7 +433,7 @@ def test_what_a_dict_has_besides_arrays_stays_at_home() -> None:
 
 
 @pytest.mark.parametrize("model", [None, [np.zeros(2)], np.zeros(2), 3])
-def test_what_is_no_model(model: Any) -> None:
+def test_objects_that_are_no_models_are_refused(model: Any) -> None:
     with pytest.raises(ModelError, match="the model is a "):
         bind(model)
 
@@ -466,7 +466,7 @@ def said(bound: Binding) -> list[str]:
     return notes
 
 
-def test_what_does_not_travel_of_a_state_is_said_once_by_name() -> None:
+def test_state_entries_that_do_not_travel_are_reported_once() -> None:
     [note] = said(bind(nn.Sequential(nn.Linear(2, 2), Stateful(2, 2))))
     assert "state_dict() do not travel, each party keeps its own: '1._extra_state'. " in note
     compiled: Any = torch.compile(Stateful(2, 2))
@@ -480,7 +480,7 @@ def test_what_does_not_travel_of_a_state_is_said_once_by_name() -> None:
 
 
 @pytest.mark.parametrize("words", [["!*._extra_state"], "weight", ["trainable"]])
-def test_what_was_said_to_stay_at_home_is_not_said_again(words: Any) -> None:
+def test_reported_state_entries_are_not_reported_again(words: Any) -> None:
     model = Stateful(2, 2) if words != ["!*._extra_state"] else nn.Sequential(Stateful(2, 2))
     assert said(bind(model, words)) == []
 

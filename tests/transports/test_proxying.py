@@ -18,7 +18,7 @@ def configured(**given: Any) -> Any:
     return json.loads(proxying.configure(**{**base, **given}))
 
 
-def test_what_is_not_said_is_left_to_the_core() -> None:
+def test_missing_settings_are_left_to_the_core() -> None:
     told = configured(sizes={"buffer": None}, own={"budget": None}, idle=None, listen=":9000")
     assert told == {"own": {}, "listen": ":9000"}
 
