@@ -34,7 +34,7 @@ PEERS: Final = {
 }
 
 
-def known() -> list[str]:
+def with_limit() -> list[str]:
     """Return the transports of this build that have a limit."""
     names = [entry.name for entry in registry.transports() if entry.available]
     return [name for name in LIMITS if name in names]
@@ -60,7 +60,7 @@ def loopback() -> list[Figure]:
     """Measure the seconds of a round of 8 MiB with 4 clients. All transports take turns."""
     note("rounds of payload:8MiB over loopback, each transport")
     figures = []
-    with benched(payload(8 * MIB, 10), {"transport": known()}, 5) as (_, rows):
+    with benched(payload(8 * MIB, 10), {"transport": with_limit()}, 5) as (_, rows):
         for row in rows:
             name = row.settings["transport"]
             label, limit = f"round of payload:8MiB, 4 clients, loopback, {name}", LIMITS[name]
@@ -82,7 +82,7 @@ def bounds() -> list[Figure]:
     """Measure communication over emulated links, as a multiple of its bound. All transports take turns."""
     note("payload:2MiB over wifi, 4g and 3g, each transport")
     figures = []
-    axes = {"transport": known(), "network": list(NETWORKS)}
+    axes = {"transport": with_limit(), "network": list(NETWORKS)}
     with benched(payload(2 * MIB, 3), axes, 3) as (folder, rows):
         for row in rows:
             label = f"communication over {row.settings['network']}, 4 clients, {row.settings['transport']}"
@@ -159,7 +159,7 @@ def memory() -> list[Figure]:
     """Compare the peak memory of server and clients with tcp's, for an update of 64 MiB."""
     note("memory of payload:64MiB, each transport")
     figures = []
-    with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as (_, rows):
+    with benched(payload(64 * MIB, 3), {"transport": with_limit()}, 3) as (_, rows):
         peaks = {row.settings["transport"]: _peaks(row) for row in rows}
         for name, peak in peaks.items():
             if name == "tcp":

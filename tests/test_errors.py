@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import thalweg
 from thalweg import _core, doctor, errors
 from thalweg.brokers import mosquitto
-from thalweg.brokers.base import Broker, Place
+from thalweg.brokers.base import Broker, BrokerPlace
 from thalweg.cli import Commands, app
 from thalweg.doctor.probing import ProbeOptions
 from thalweg.lab import state
@@ -325,7 +325,7 @@ def of_lab(path: Path) -> None:
 
 
 def of_broker(path: Path) -> None:
-    Broker(mosquitto.Mosquitto(), Place())
+    Broker(mosquitto.Mosquitto(), BrokerPlace())
 
 
 # ---- Commands that end with an error of the kind

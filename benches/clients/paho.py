@@ -20,7 +20,7 @@ import numpy as np
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from thalweg.brokers import Broker, Place
+from thalweg.brokers import Broker, BrokerPlace
 from thalweg.brokers.mosquitto import Mosquitto
 
 MODEL, UPDATE, READY = "reference/model", "reference/update", "reference/ready"
@@ -89,7 +89,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen = parser.parse_args()
     limits = {"message_bytes": chosen.bytes, "queue_bytes": 2 * chosen.clients * chosen.bytes}
-    with Broker(Mosquitto(), Place(), limits=limits) as broker:
+    with Broker(Mosquitto(), BrokerPlace(), limits=limits) as broker:
         login = (broker.login.user, broker.login.password)
         seconds = serve(broker.port, login, chosen)
         print(json.dumps({"seconds": seconds, "broker": vars(broker.usage())}))

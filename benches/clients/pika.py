@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pika  # type: ignore[import-untyped]
 
-from thalweg.brokers import Broker, Place
+from thalweg.brokers import Broker, BrokerPlace
 from thalweg.brokers.rabbitmq import RabbitMq
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen = parser.parse_args()
-    with Broker(RabbitMq(), Place()) as private:
+    with Broker(RabbitMq(), BrokerPlace()) as private:
         login = pika.PlainCredentials(private.login.user, private.login.password)
         broker = pika.ConnectionParameters("127.0.0.1", private.port, credentials=login)
         names = f"pika.{os.getpid()}"

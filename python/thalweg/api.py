@@ -184,7 +184,7 @@ class Server:
         while True:
             left = WAIT_SLICE if end is None else max(0.0, end - time.monotonic())
             here = self._core.wait(wanted, min(left, WAIT_SLICE))
-            self._tell(self._core.notes())
+            self._log_notes(self._core.notes())
             if here >= wanted or left == 0:
                 return here
             for name, reason, has_left in server_reports.departed(self._core):
@@ -224,7 +224,7 @@ class Server:
         number = self.number + 1
         outcome, notes = self._intake.outcome(self._core.round(number, self.round_config(config), None))
         self.number = number
-        self._tell([*self._core.notes(), *notes])
+        self._log_notes([*self._core.notes(), *notes])
         self._attendance.add(outcome.participants)
         self._bound.restore("the round")
         started = time.perf_counter()
@@ -234,7 +234,7 @@ class Server:
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
         return Round(outcome.round, metrics | of_clients(outcome), wire.values_of(outcome))
 
-    def _tell(self, notes: Sequence[str]) -> None:
+    def _log_notes(self, notes: Sequence[str]) -> None:
         """Log each note, and write it to the log of the record."""
         for note in notes:
             _log.info("%s", note)

@@ -168,7 +168,7 @@ class Node:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while self._core.gather(len(self._weights), WAIT_SLICE) < len(self._weights):
-            self._tell()
+            self._log_events()
             if time.monotonic() > end:
                 away = sorted(set(self._weights) - set(self.connected))
                 raise LinkError(f"{self.name} has not met {', '.join(away)} after {timeout:g} s", "Start them first")
@@ -197,7 +197,7 @@ class Node:
         ):
             self.number = done.number
             self._bound.restore("the iteration")
-            self._tell()
+            self._log_events()
             metrics = done.evaluation.metrics if done.evaluation else {}
             yield Step(done.number, metrics, done.samples, wire.values_of(done.report))
 
@@ -232,7 +232,7 @@ class Node:
         replicas.gamma = gamma
         return replicas
 
-    def _tell(self) -> None:
+    def _log_events(self) -> None:
         """Log the events of the links."""
         for event in wire.decode(list[_Event], self._core.events()):
             _log.info("%s: %s %s %s", self.name, event.kind, event.peer, event.text)

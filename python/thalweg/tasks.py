@@ -266,7 +266,7 @@ class TaskServer:
         arena, number = (None, 0) if packed is None else (packed.arena.core, packed.id)
         core_judge = _judging(judge, fold)
         task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares, core_judge)
-        self._tell()
+        self._log_notes()
         torch = () if packed is None or isinstance(returns, Mapping) else packed.torch
         return Task(self._core, task, self._keep, torch)
 
@@ -286,12 +286,12 @@ class TaskServer:
         """
         return self._core.resent(timeout)
 
-    def _tell(self) -> None:
+    def _log_notes(self) -> None:
         for note in self._core.notes():
             _log.info("%s", note)
 
     def _keep(self, task: int, reply: Reply) -> None:
-        self._tell()
+        self._log_notes()
         if self._record is None:
             return
         line = {

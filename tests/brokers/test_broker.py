@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.brokers import Broker, Launch, Login, Place, Sign, Site
+from thalweg.brokers import Broker, BrokerPlace, Launch, Login, Sign, Site
 from thalweg.brokers.base import MOST_RESTARTS
 from thalweg.errors import BrokerError
 
@@ -103,7 +103,7 @@ def wait_end(pid: int) -> None:
 
 def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), on_event=heard) as broker:
+    with Broker(program, BrokerPlace(), on_event=heard) as broker:
         (site,) = program.sites
         assert stat.S_IMODE(site.folder.stat().st_mode) == 0o700
         login = site.folder / "login"
@@ -126,7 +126,7 @@ def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard)
 
 def test_one_that_dies_is_started_again_at_its_port(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), on_event=heard) as broker:
+    with Broker(program, BrokerPlace(), on_event=heard) as broker:
         port = broker.port
         os.kill(broker.pid, signal.SIGKILL)
         heard.wait("was killed by signal 9")
@@ -140,7 +140,7 @@ def test_one_that_dies_is_started_again_at_its_port(heard: Heard) -> None:
 
 def test_it_is_not_started_again_for_ever(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), on_event=heard) as broker:
+    with Broker(program, BrokerPlace(), on_event=heard) as broker:
         for number in range(1, MOST_RESTARTS + 2):
             os.kill(broker.pid, signal.SIGKILL)
             heard.wait("was killed by signal 9", number)
@@ -152,21 +152,21 @@ def test_it_is_not_started_again_for_ever(heard: Heard) -> None:
 def test_one_that_never_is_ready_is_quoted() -> None:
     program = Played("import sys; sys.exit('no such thing')")
     with pytest.raises(BrokerError, match="played did not start: no such thing"):
-        Broker(program, Place())
+        Broker(program, BrokerPlace())
     assert not any(site.folder.exists() for site in program.sites)
 
 
 def test_a_port_that_was_taken_meanwhile_is_another_one_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        real, given = Place.free_port, [other.getsockname()[1]]
-        monkeypatch.setattr(Place, "free_port", lambda place: given.pop() if given else real(place))
-        with Broker(Played(), Place()) as broker:
+        real, given = BrokerPlace.free_port, [other.getsockname()[1]]
+        monkeypatch.setattr(BrokerPlace, "free_port", lambda place: given.pop() if given else real(place))
+        with Broker(Played(), BrokerPlace()) as broker:
             assert broker.port != other.getsockname()[1]
 
 
 def test_a_missing_broker_program_is_named() -> None:
     with pytest.raises(BrokerError, match="played is not installed"):
-        Broker(Absent(), Place())
+        Broker(Absent(), BrokerPlace())
 
 
 def test_a_login_is_never_printed() -> None:
@@ -179,9 +179,9 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     script = (
         "import signal, sys\n"
         "from tests.brokers.test_broker import Played\n"
-        "from thalweg.brokers import Broker, Place\n"
+        "from thalweg.brokers import Broker, BrokerPlace\n"
         "program = Played()\n"
-        "broker = Broker(program, Place())\n"
+        "broker = Broker(program, BrokerPlace())\n"
         "print(broker.pid, program.children[0], broker.folder, flush=True)\n"
         "signal.pause()\n"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.brokers import Broker, Login, Place, Site, Tls
+from thalweg.brokers import Broker, BrokerPlace, Login, Site, Tls
 from thalweg.brokers.base import installed
 from thalweg.brokers.mosquitto import Mosquitto, configuration, password_line
 
@@ -32,7 +32,7 @@ def text(words: str) -> bytes:
 
 @needs_mosquitto
 def test_only_its_login_gets_in() -> None:
-    with Broker(Mosquitto(), Place()) as broker:
+    with Broker(Mosquitto(), BrokerPlace()) as broker:
         assert connect(broker.port, broker.login) == ACCEPTED
         assert connect(broker.port, None) == REFUSED
         assert connect(broker.port, Login(broker.login.user, "guess")) == REFUSED
@@ -54,7 +54,9 @@ def test_passwords_are_those_of_its_own_program(tmp_path: Path) -> None:
 
 def test_its_configuration_bounds_and_encrypts(tmp_path: Path) -> None:
     tls = Tls("authority", "certificate", "key", require_client=True)
-    site = Site(tmp_path, Place("10.77.0.1"), 40000, Login("ada", "secret"), tls, message_bytes=1000, queue_bytes=5000)
+    site = Site(
+        tmp_path, BrokerPlace("10.77.0.1"), 40000, Login("ada", "secret"), tls, message_bytes=1000, queue_bytes=5000
+    )
     lines = configuration(site).splitlines()
     assert "listener 40000 10.77.0.1" in lines
     assert {"allow_anonymous false", "persistence false", "message_size_limit 1000", "max_queued_bytes 5000"} <= set(

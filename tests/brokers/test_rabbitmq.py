@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pytest
 
 from tests.brokers.test_broker import Heard
-from thalweg.brokers import Broker, Login, Place, Site, Tls, programs
+from thalweg.brokers import Broker, BrokerPlace, Login, Site, Tls, programs
 from thalweg.brokers.rabbitmq import GRACE_SECONDS, RabbitMq, configuration, definitions, user
 
 needs_rabbitmq = pytest.mark.skipif(RabbitMq().find() is None, reason="rabbitmq-server is not installed: make system")
@@ -49,7 +49,7 @@ def frame(stream: BinaryIO) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class TakenPlace(Place):
+class TakenPlace(BrokerPlace):
     """Loopback on which, in each of three tries, another program has taken one of the three chosen ports meanwhile."""
 
     port: int = 0
@@ -77,7 +77,7 @@ def test_other_ports_are_taken_where_somebody_was_faster() -> None:
 @needs_rabbitmq
 def test_only_its_login_gets_in_and_nothing_of_it_is_left() -> None:
     heard = Heard()
-    with Broker(RabbitMq(), Place(), on_event=heard) as broker:
+    with Broker(RabbitMq(), BrokerPlace(), on_event=heard) as broker:
         assert log_in(broker.port, broker.login) == TUNE
         assert log_in(broker.port, Login(broker.login.user, "guess")) == CLOSE
         assert log_in(broker.port, Login("guest", "guest")) == CLOSE
@@ -104,7 +104,7 @@ def listening(broker: Broker) -> set[int]:
 def test_its_configuration_bounds_and_encrypts(tmp_path: Path) -> None:
     tls = Tls("authority", "certificate", "key", require_client=True)
     login = Login("ada", "secret")
-    site = Site(tmp_path, Place("10.77.0.1"), 40000, login, tls, message_bytes=1000, queue_bytes=5000)
+    site = Site(tmp_path, BrokerPlace("10.77.0.1"), 40000, login, tls, message_bytes=1000, queue_bytes=5000)
     lines = set(configuration(site).splitlines())
     assert {"listeners.tcp = none", "listeners.ssl.1 = 10.77.0.1:40000", "max_message_size = 1000"} <= lines
     assert {"ssl_options.versions.1 = tlsv1.3", "ssl_options.fail_if_no_peer_cert = true"} <= lines
@@ -143,7 +143,7 @@ def test_the_users_settings_for_other_nodes_do_not_apply(tmp_path: Path, monkeyp
     if RabbitMq().find() is None:
         pytest.skip("rabbitmq-server is not installed: make system")
     monkeypatch.setenv("RABBITMQ_NODE_PORT", "5672")
-    launch = RabbitMq().launch(Site(tmp_path, Place(), 40000, Login("ada", "secret")))
+    launch = RabbitMq().launch(Site(tmp_path, BrokerPlace(), 40000, Login("ada", "secret")))
     assert launch.environment["RABBITMQ_NODE_PORT"] == ""
     assert launch.environment["HOME"] == str(tmp_path)
     assert "secret" not in " ".join([*launch.command, *launch.environment.values()])

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.conftest import Start
-from thalweg.brokers import Broker, Place
+from thalweg.brokers import Broker, BrokerPlace
 from thalweg.brokers.rabbitmq import RabbitMq
 from thalweg.record import Record
 
@@ -29,7 +29,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    with Broker(RabbitMq(), Place()) as running:
+    with Broker(RabbitMq(), BrokerPlace()) as running:
         yield running
 
 

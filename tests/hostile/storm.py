@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg import _core
-from thalweg.brokers import Broker, Place, programs
+from thalweg.brokers import Broker, BrokerPlace, programs
 
 ROOT: Final = Path(__file__).parents[2]
 # Maximum memory in bytes that peers without a token may cost the server (docs/explanation/security.md).
@@ -134,7 +134,7 @@ def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if not programs(transport):
             yield f"{transport}://{HOST}:0", {}
             return
-        broker = stack.enter_context(Broker(found[0], Place(HOST)))
+        broker = stack.enter_context(Broker(found[0], BrokerPlace(HOST)))
         login = {"user": broker.login.user, "password": broker.login.password}
         yield f"{transport}://{HOST}:{broker.port}/hostile", {"login": login}
 

@@ -15,7 +15,7 @@ from thalweg.errors import LabError, PlanError
 from thalweg.job.common import session as sessions
 from thalweg.lab import client, reaper
 from thalweg.lab.client import RunningLab
-from thalweg.lab.inside import Place
+from thalweg.lab.inside import ProcessPlace
 from thalweg.lab.status import HostCounters, LinkStatus, Percentiles, Relay, Status
 from thalweg.lab.values import Host
 from thalweg.machine import Usage
@@ -168,7 +168,7 @@ def test_the_server_is_in_the_lab(packets: list[str], url: str, listens: str) ->
     with sessions.session(asked, NAMES, lambda _: None) as made:
         assert made.url == listens
         assert made.emulation == "packet level"
-        assert made.place("client-2") == Place("/proc/1/fd/3")
+        assert made.place("client-2") == ProcessPlace("/proc/1/fd/3")
     assert packets == ["down"]
 
 

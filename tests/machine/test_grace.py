@@ -158,7 +158,7 @@ def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pyte
     monkeypatch.setattr(base, "_Run", Run)
     monkeypatch.setattr(base, "reap", lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        base.Broker(Program(), base.Place())  # type: ignore[arg-type]
+        base.Broker(Program(), base.BrokerPlace())  # type: ignore[arg-type]
     assert told == ["killed"]
 
 

@@ -223,15 +223,15 @@ def cpu(run: Measured) -> float | None:
     """Return the CPU seconds of all parties per round, or None."""
     if run.numbers is None:
         return None
-    used = _known(run.numbers.cpu_seconds)
+    used = _present(run.numbers.cpu_seconds)
     return divided(sum(used), len(run.numbers.rounds)) if used else None
 
 
 def memory(run: Measured) -> float | None:
     """Return the largest peak memory of any party in bytes, or None."""
-    used = [] if run.numbers is None else _known(run.numbers.peak_rss_bytes)
+    used = [] if run.numbers is None else _present(run.numbers.peak_rss_bytes)
     return float(max(used)) if used else None
 
 
-def _known(used: ByKind[float] | ByKind[int]) -> list[float]:
+def _present(used: ByKind[float] | ByKind[int]) -> list[float]:
     return [value for value in (used.server, used.clients, used.others) if value is not None]

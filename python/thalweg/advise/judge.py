@@ -47,7 +47,7 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
 
     ``away``: distance of the group from the conditions of the question, in doublings.
     """
-    values_by_name = {name: values for name, runs in group.runs.items() if (values := _known(runs, value))}
+    values_by_name = {name: values for name, runs in group.runs.items() if (values := _values(runs, value))}
     ranked = sorted(values_by_name, key=lambda name: center(values_by_name[name]))
     if not ranked:
         return None
@@ -62,7 +62,7 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
     return Answer(best, center(values_by_name[best]), following, center(values_by_name[following]), compared, why)
 
 
-def _known(runs: Sequence[Measured], value: Value) -> list[float]:
+def _values(runs: Sequence[Measured], value: Value) -> list[float]:
     return [one for one in map(value, runs) if one is not None]
 
 

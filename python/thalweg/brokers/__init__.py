@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from thalweg.brokers.base import Broker, Launch, Login, Place, Program, Sign, Site, Tls
+from thalweg.brokers.base import Broker, BrokerPlace, Launch, Login, Program, Sign, Site, Tls
 from thalweg.brokers.mosquitto import Mosquitto
 from thalweg.brokers.rabbitmq import RabbitMq
 
-__all__ = ["Broker", "Launch", "Login", "Place", "Program", "Sign", "Site", "Tls", "programs"]
+__all__ = ["Broker", "BrokerPlace", "Launch", "Login", "Program", "Sign", "Site", "Tls", "programs"]
 
 # By the transport's scheme. A run takes the first that is installed.
 _PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {"amqp": (RabbitMq(),), "mqtt": (Mosquitto(),)}

@@ -67,7 +67,7 @@ class Login:
 
 
 @dataclass(frozen=True)
-class Place:
+class BrokerPlace:
     """Where a broker runs: the address for its clients, the network namespace of its host in a lab, and its cgroup.
 
     ``party`` names its host. In FedComm the broker runs on the server's host (section IV.A).
@@ -133,7 +133,7 @@ class Site:
     """
 
     folder: Path
-    place: Place
+    place: BrokerPlace
     port: int
     login: Login
     tls: Tls | None = None
@@ -214,7 +214,7 @@ class Broker:
     def __init__(
         self,
         program: Program,
-        place: Place,
+        place: BrokerPlace,
         *,
         tls: Tls | None = None,
         limits: Mapping[str, int] | None = None,
@@ -403,7 +403,7 @@ class _Run:
             command=list(launch.command),
             environment={**os.environ, **launch.environment},
             folder=str(self.site.folder),
-            place=inside.Place(self.site.place.namespace, cgroup=self.site.place.cgroup),
+            place=inside.ProcessPlace(self.site.place.namespace, cgroup=self.site.place.cgroup),
             grace=launch.grace,
         )
         _write(supervisor.stdin, order)

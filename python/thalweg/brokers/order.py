@@ -15,5 +15,5 @@ class SupervisorOrder:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: str
-    place: inside.Place
+    place: inside.ProcessPlace
     grace: float

@@ -183,7 +183,7 @@ def main() -> int:
             return 1
         line += byte
     table = wire.plain(bytes(line))
-    order = SupervisorOrder(**{**table, "place": inside.Place(**table["place"])})
+    order = SupervisorOrder(**{**table, "place": inside.ProcessPlace(**table["place"])})
     try:
         _on_request_to_end(lambda *_: sys.exit(1))
         return supervise(order)

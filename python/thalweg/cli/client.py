@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from thalweg.cli.plans import Options, given
+from thalweg.cli.plans import Options, plan_options
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Take part in a server's job."""
-    options = given(context)
+    options = plan_options(context)
     with output(as_json=as_json) as emit:
         from thalweg.job.star.remote import join_job
         from thalweg.plan import Plan

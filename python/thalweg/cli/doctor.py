@@ -72,7 +72,7 @@ def _transports(context: typer.Context, *, as_json: bool) -> None:
     with output(as_json=as_json) as emit:
         from thalweg.transports import registry
 
-        for name in effects.given(context):
+        for name in effects.names_given(context):
             if name in ("url", "serve"):
                 raise PlanError("--transports measures nothing", "Leave the URL and --serve out")
             if name not in LISTING:

@@ -10,7 +10,7 @@ import typer
 from thalweg.errors import PlanError
 
 
-def given(context: typer.Context) -> Sequence[str]:
+def names_given(context: typer.Context) -> Sequence[str]:
     """Return the names of the parameters that the command line itself gives."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 import typer
 
 from thalweg.cli.client import Authority, Certificate, Key, Name, Timeout, member, note
-from thalweg.cli.plans import Options, PlanCommand, given
+from thalweg.cli.plans import Options, PlanCommand, plan_options
 from thalweg.ui.explain import FAILED
 from thalweg.ui.output import Json, output
 
@@ -69,7 +69,7 @@ def _plan(context: typer.Context, folder: Path, run_config: RunConfig, option: O
     from thalweg.transports import registry
 
     own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-    return flower.plan_of(folder, given(context) | own, run_config or ())
+    return flower.plan_of(folder, plan_options(context) | own, run_config or ())
 
 
 @app.command("run", cls=FlowerCommand)
@@ -133,7 +133,7 @@ def client(
     as_json: Json = False,
 ) -> None:
     """Serve as a node of a Flower app, whose ServerApp is at URL, until the run is over."""
-    options = given(context)
+    options = plan_options(context)
     with output(as_json=as_json) as emit:
         from thalweg.flower.run import join
         from thalweg.plan import Plan

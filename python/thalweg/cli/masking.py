@@ -49,7 +49,7 @@ Plain: TypeAlias = Annotated[
 
 def check(context: typer.Context, *, mask: bool) -> None:
     """Raise PlanError for an option of ``forward`` that was given and has no effect with, or without, ``--mask``."""
-    for name in effects.given(context):
+    for name in effects.names_given(context):
         if mask and name not in SHARED | ALONE:
             effects.refuse(name, "with --mask")
         if not mask and name in ALONE:

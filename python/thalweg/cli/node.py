@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.plans import Options, Resume, assemble, given
+from thalweg.cli.plans import Options, Resume, assemble, plan_options
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
     """
     if "://" in plan or parent is not None:
         with output(as_json=as_json) as emit:
-            metrics = given(context)["record.metrics"]
+            metrics = plan_options(context)["record.metrics"]
             options = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "timeout": timeout}
             options["advertise"] = advertise
             emit(_of_tree(plan, parent, clients, metrics=metrics, **options))
@@ -75,7 +75,7 @@ def command(
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         if name is None:
             raise PlanError("no node of the plan is named", "Give --name; hosts.nodes has the names")
-        chosen = assemble(Path(plan), None, given(context) | own)
+        chosen = assemble(Path(plan), None, plan_options(context) | own)
         result = take_part(chosen, NodeIdentity(name, listen, ca, cert, key, timeout, resume), progress_on_stderr())
         emit({"name": name, **result.table()})
     if not as_json:

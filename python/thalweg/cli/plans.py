@@ -64,7 +64,7 @@ class PlanCommand(TyperCommand):
                     formatter.write_dl(records)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. It gets the values of these options from ``given``."""
+        """Run the command. It gets the values of these options from ``plan_options``."""
         values = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(self.marked)}
         # An empty list means that a repeatable option was not given.
         ctx.meta[_GIVEN] = {
@@ -73,7 +73,7 @@ class PlanCommand(TyperCommand):
         return super().invoke(ctx)
 
 
-def given(context: typer.Context) -> dict[str, Any]:
+def plan_options(context: typer.Context) -> dict[str, Any]:
     """Return the values of plan keys given on the command line, for ``Plan.merge``; None for keys not given."""
     return dict(context.meta[_GIVEN])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from thalweg import wire
-from thalweg.cli.plans import Options, PlanFile, Resume, assemble, given
+from thalweg.cli.plans import Options, PlanFile, Resume, assemble, plan_options
 from thalweg.ui.output import Json, output
 
 
@@ -30,7 +30,7 @@ def command(
         from thalweg.transports import registry
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-        chosen = assemble(plan, resume, given(context) | own)
+        chosen = assemble(plan, resume, plan_options(context) | own)
         inside = guest.is_wanted(chosen)
         if inside:
             from thalweg.job.common.failure import end_elsewhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from thalweg.cli.plans import PlanFile, Resume, assemble, given
+from thalweg.cli.plans import PlanFile, Resume, assemble, plan_options
 from thalweg.ui.output import Json, output
 
 
@@ -13,7 +13,7 @@ def command(context: typer.Context, plan: PlanFile = None, *, resume: Resume = N
 
     Clients join with `thalweg client` (FedComm section III.C steps 6 and 7).
     """
-    overrides = given(context)
+    overrides = plan_options(context)
     with output(as_json=as_json) as emit:
         from thalweg.job.star.remote import listen_url, serve_job
         from thalweg.ui.progress import progress_on_stderr

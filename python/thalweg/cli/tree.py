@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeAlias
 
 import typer
 
-from thalweg.cli.plans import PlanCommand, given
+from thalweg.cli.plans import PlanCommand, plan_options
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
         from thalweg import trees
         from thalweg.cli.plans import assemble
 
-        planned = trees.planned(assemble(file, None, given(context)))
+        planned = trees.planned(assemble(file, None, plan_options(context)))
         emit(planned)
     if as_json:
         return
@@ -76,7 +76,7 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
         met: list[Replayed] = []
         for folder in record or []:
             met.append(replayed(folder, met))
-        simulated = trees.simulated(assemble(file, None, given(context)), met)
+        simulated = trees.simulated(assemble(file, None, plan_options(context)), met)
         emit(simulated)
     if as_json:
         return
@@ -107,7 +107,7 @@ def calibrate(
 
         note = progress_on_stderr().note
         default = {"model.name": DEFAULT} if file is None else {}
-        options = {key: value for key, value in given(context).items() if value is not None}
+        options = {key: value for key, value in plan_options(context).items() if value is not None}
         calibration = calibrated(assemble(file, None, {**default, **options}), seconds, note)
         emit(calibration)
     if as_json:

@@ -92,7 +92,7 @@ class Hosting:
         drawn = random.Random(plan.job.seed)
         run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
         self.config = folder.run_config({} if plan.app is None else plan.app.options or {})
-        self.rounds: Rounds = Rounds(self._keep, self._begin, self._tell)
+        self.rounds: Rounds = Rounds(self._keep, self._begin, self._note)
         folds = plan.app is None or plan.app.fold != "off"
         compat.identify(run_id)
         self.grid: ThalwegGrid = ThalwegGrid(
@@ -204,7 +204,7 @@ class Hosting:
                 f"Correct {self._folder.client} if it raised that; {traces}",
             )
 
-    def _tell(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self.progress.note(text)
         self.record.log(text)
 

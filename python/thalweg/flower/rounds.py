@@ -121,13 +121,13 @@ class Rounds:
     """Collects messages and replies, from any thread, and hands over each round when the next one begins."""
 
     def __init__(
-        self, keep: Callable[[Entry, Row], None], begin: Callable[[int], None], tell: Callable[[str], None]
+        self, keep: Callable[[Entry, Row], None], begin: Callable[[int], None], note: Callable[[str], None]
     ) -> None:
         """``keep`` gets a round's entry for the journal and its row for ``--json``.
 
-        ``begin`` gets the number of a new round, and ``tell`` a line for each reply that is an error.
+        ``begin`` gets the number of a new round, and ``note`` a line for each reply that is an error.
         """
-        self._keep, self._begin, self._tell = keep, begin, tell
+        self._keep, self._begin, self._note = keep, begin, note
         self._round: _Round | None = None
         self._lock = threading.RLock()
         #: Flower's own loop of rounds; None if an app has a loop of its own.
@@ -160,7 +160,7 @@ class Rounds:
                 return
             phase.answers[arrival.name] = answer = _Answer.of(arrival)
             if not answer.counts:
-                self._tell(f"{arrival.name}: {kind}: {answer.reason}")
+                self._note(f"{arrival.name}: {kind}: {answer.reason}")
             phase.end = arrival.at
             phase.transfers += arrival.transfers
 

@@ -142,7 +142,7 @@ def block_bytes(bits_per_second: int) -> int:
 def main() -> int:
     """Flood until standard input ends. Returns the exit code."""
     order = wire.plain(sys.stdin.readline())
-    inside.settle(inside.Place(**order["place"]))
+    inside.settle(inside.ProcessPlace(**order["place"]))
     try:
         flows = [
             Flow(End(**pair["source"]), End(**pair["target"]), order["bits_per_second"]) for pair in order["pairs"]

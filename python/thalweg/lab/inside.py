@@ -24,7 +24,7 @@ NOT_FOUND: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """What a process enters before it becomes a program. The kernel ends the program when process ``parent`` ends."""
 
     namespace: str | None = None
@@ -42,7 +42,7 @@ def command(
     parent: int | None = None,
 ) -> list[str]:
     """Return the command that runs a program inside a namespace, a cgroup, or both."""
-    order = Place(namespace, hosts_file, cgroup, parent)
+    order = ProcessPlace(namespace, hosts_file, cgroup, parent)
     return [sys.executable, "-m", "thalweg.lab.inside", wire.encode(order), *arguments]
 
 
@@ -76,7 +76,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
             signal.signal(number, handler)
 
 
-def settle(order: Place) -> None:
+def settle(order: ProcessPlace) -> None:
     """Tie this process to its parent, and enter the cgroup and the namespace of an order. Raises OSError, CoreError."""
     from thalweg.lab import cgroups
     from thalweg.machine.parent import die_with
@@ -93,7 +93,7 @@ def settle(order: Place) -> None:
 
 def main() -> int:
     """Become the program. Returns only if it cannot be started."""
-    order, program = Place(**wire.plain(sys.argv[1])), sys.argv[2:]
+    order, program = ProcessPlace(**wire.plain(sys.argv[1])), sys.argv[2:]
     settle(order)
     # Restore what the program would inherit: signals that Python ignores, and the blocked SIGINT.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):

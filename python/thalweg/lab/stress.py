@@ -34,7 +34,7 @@ WORKING: Final = "dispatching hogs"
 _METRICS: Final = re.compile(r"\]\s+cpu((?:\s+[0-9.]+){6})")
 
 
-class Place(Protocol):
+class PartyPlaces(Protocol):
     """Where a run's parties are: their namespaces and addresses in a lab, if there is one, and their cgroups."""
 
     def namespace(self, party: str) -> str | None: ...
@@ -97,7 +97,7 @@ class Stress:
 
     section: StressSection
     clients: Sequence[str]
-    place: Place
+    place: PartyPlaces
     results: dict[str, Load] = field(default_factory=dict)
     _cpu: dict[str, Stressor] = field(default_factory=dict)
     _flood: subprocess.Popen[str] | None = None
@@ -166,7 +166,7 @@ class Stress:
             text=True,
             start_new_session=True,
         )
-        place = inside.Place(parent=os.getpid(), cgroup=self.place.cgroup(""))
+        place = inside.ProcessPlace(parent=os.getpid(), cgroup=self.place.cgroup(""))
         order = {"pairs": pairs, "bits_per_second": rate, "place": place}
         if process.stdin is None or process.stdout is None:
             raise LabError("the flood has no pipes", "Start again")

@@ -97,7 +97,7 @@ MODELS: dict[str, ModelSpec] = {
 
 def find(name: str) -> ModelSpec:
     """Return the facts of model ``name``. Raises ModelError if there is no such network."""
-    facts = _known(name)
+    facts = _spec_or_none(name)
     if facts is not None:
         return facts
     if payload_bytes(name) is not None:
@@ -111,7 +111,7 @@ def find(name: str) -> ModelSpec:
     raise ModelError(f"unknown model {name!r}", f"{guess}Known: {', '.join(MODELS)}, payload:SIZE (as payload:8MiB)")
 
 
-def _known(name: str) -> ModelSpec | None:
+def _spec_or_none(name: str) -> ModelSpec | None:
     adapted = LORA.fullmatch(name)
     if adapted is None:
         return MODELS.get(name)
@@ -150,7 +150,7 @@ def payload_of(name: str) -> PayloadSpec | None:
 
 
 def _network_bytes(name: str, dtype: Dtype) -> int | None:
-    spec = _known(name)
+    spec = _spec_or_none(name)
     if spec is None:
         return None
     if dtype == "F32":

@@ -43,21 +43,21 @@ NOTHING: Final = EMPTY | {"0"}
 FEW: Final = 6
 
 
-def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
+def dash_if_none(show: Callable[[Any], str]) -> Callable[[Any], str]:
     """Return ``show`` with a dash for None."""
     return lambda value: UNKNOWN if value is None else show(value)
 
 
 def spread(show: Callable[[float], str]) -> Callable[[Any], str]:
     """Return a function that shows a median with minimum and maximum."""
-    return known(lambda of: f"{show(of.median)} ({show(of.min)} to {show(of.max)})")
+    return dash_if_none(lambda of: f"{show(of.median)} ({show(of.min)} to {show(of.max)})")
 
 
-word = known(str)
-count = known(lambda value: f"{value:,}")
-size = known(format_bytes)
-seconds = known(format_seconds)
-share = known(percent)
+word = dash_if_none(str)
+count = dash_if_none(lambda value: f"{value:,}")
+size = dash_if_none(format_bytes)
+seconds = dash_if_none(format_seconds)
+share = dash_if_none(percent)
 
 # Names of facts about other jobs, each with its name for jobs on graphs.
 ON_GRAPHS: Final = {"clients": "nodes", "rounds": "iterations", "time of a round": "time of an iteration"}
@@ -75,9 +75,9 @@ FACTS: Final[Columns[RunNumbers]] = (
     ("rounds", lambda run: f"{run.rounds} of {run.rounds_planned}"),
     ("accuracy, last", lambda run: share(run.accuracy)),
     ("accuracy, best", lambda run: share(run.best_accuracy)),
-    ("loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run.loss)),
+    ("loss, last", lambda run: dash_if_none(lambda loss: f"{loss:.4g}")(run.loss)),
     ("clients' own accuracy, last", lambda run: share(run.client_accuracy)),
-    ("clients' own loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run.client_loss)),
+    ("clients' own loss, last", lambda run: dash_if_none(lambda loss: f"{loss:.4g}")(run.client_loss)),
     ("time of a round", lambda run: spread(format_seconds)(run.seconds)),
     ("communication", lambda run: spread(format_seconds)(run.communication_seconds)),
     (
@@ -148,8 +148,8 @@ PARTIES: Final[Columns[PartyNumbers]] = (
     ("receive buffer drops", lambda row: count(row.row.receive_buffer_drops)),
     ("limiter drops", lambda row: count(row.row.limiter_drops)),
     ("congestion control", lambda row: word(row.row.congestion_control)),
-    ("cores it may use", lambda row: known(shortly)(row.row.cpu_quota)),
-    ("stress", lambda row: known(phrase)(row.stress)),
+    ("cores it may use", lambda row: dash_if_none(shortly)(row.row.cpu_quota)),
+    ("stress", lambda row: dash_if_none(phrase)(row.stress)),
 )
 
 
@@ -162,8 +162,8 @@ CELLS: Final[Columns[CellNumbers]] = (
     ("communication", lambda cell: spread(format_seconds)(cell.communication_seconds)),
     ("lower bound", lambda cell: seconds(cell.bound_seconds)),
     ("of the bound", lambda cell: share(cell.share_of_bound)),
-    ("goodput", lambda cell: known(format_rate)(cell.goodput_bits_per_second)),
-    ("resent", lambda cell: known(lambda value: f"{value:,.0f}")(cell.retransmissions)),
+    ("goodput", lambda cell: dash_if_none(format_rate)(cell.goodput_bits_per_second)),
+    ("resent", lambda cell: dash_if_none(lambda value: f"{value:,.0f}")(cell.retransmissions)),
 )
 
 

@@ -164,7 +164,7 @@ def check_layout(job: _core.Layout, own: _core.Layout) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A tensor's place in the arena: its names, dtype, shape, and the address of its first byte.
 
     ``apart`` are names of other tensor objects over the same memory, as in ``travelling.Group``. A tensor with a
@@ -215,10 +215,10 @@ class ModuleBinding(Binding):
             self.devices = sorted(map(str, devices))
             self.copies = DeviceCopies(self.arena.core, devices)
 
-    def _place(self, group: Group) -> Place:
+    def _place(self, group: Group) -> TensorPlace:
         view = self.arena.tensor(group.names[0])
         device = None if group.tensor.device.type == "cpu" else group.tensor.device
-        return Place(group.names, frozenset(group.apart), view.dtype, view.shape, view.data_ptr(), device)
+        return TensorPlace(group.names, frozenset(group.apart), view.dtype, view.shape, view.data_ptr(), device)
 
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         if self.copies is not None:
@@ -258,7 +258,7 @@ class ModuleBinding(Binding):
                 _use(place, present, home)
         return [place.names[0] for place in moved]
 
-    def _check(self, moved: Iterable[Place], present: Mapping[str, Slot], when: str) -> None:
+    def _check(self, moved: Iterable[TensorPlace], present: Mapping[str, Slot], when: str) -> None:
         """Raise ModelError if a moved tensor is missing, has another kind, or has become the same object as another."""
         for place in moved:
             for name in place.names:
@@ -278,7 +278,7 @@ class ModuleBinding(Binding):
             if self._choice.takes(Named([name], present[name].tensor.requires_grad)):
                 raise ModelError(f"after {when} the model has a new tensor {name!r}", IN_PLACE)
 
-    def _check_ties(self, moved: Iterable[Place], present: Mapping[str, Slot], when: str) -> None:
+    def _check_ties(self, moved: Iterable[TensorPlace], present: Mapping[str, Slot], when: str) -> None:
         """Raise ModelError if formerly tied tensors now have different values, since only one of them can travel."""
         for place in moved:
             first, *others = place.names
@@ -300,7 +300,7 @@ class ModuleBinding(Binding):
             view.copy_(source)
 
 
-def _is_settled(place: Place, present: Mapping[str, Slot]) -> bool:
+def _is_settled(place: TensorPlace, present: Mapping[str, Slot]) -> bool:
     """Return whether the model has all names of a place, and each is a view of its memory or of one on its device."""
     slot = present.get(place.names[0])
     if slot is None or not place.holds(slot.tensor):
@@ -312,14 +312,14 @@ def _is_settled(place: Place, present: Mapping[str, Slot]) -> bool:
     return True
 
 
-def _is_tied(place: Place, first: Slot, other: Slot) -> bool:
+def _is_tied(place: TensorPlace, first: Slot, other: Slot) -> bool:
     """Return whether a tensor of a place has the memory of the place's first tensor, which is settled."""
     if place.device is None or not first.tensor.numel():
         return place.holds(other.tensor)
     return memory_of(first.tensor) == memory_of(other.tensor)
 
 
-def _check_kind(name: str, tensor: torch.Tensor, place: Place, when: str) -> None:
+def _check_kind(name: str, tensor: torch.Tensor, place: TensorPlace, when: str) -> None:
     import torch
 
     if (tensor.dtype, tensor.shape, tensor.layout) == (place.dtype, place.shape, torch.strided):
@@ -344,7 +344,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def _use(place: Place, present: Mapping[str, Slot], view: torch.Tensor) -> None:
+def _use(place: TensorPlace, present: Mapping[str, Slot], view: torch.Tensor) -> None:
     """Make the model use a view of the arena, or memory on a device, under all names of a place."""
     first = _point(present[place.names[0]], view)
     for name in place.names[1:]:

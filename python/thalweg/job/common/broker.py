@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from thalweg.brokers import Broker, Place, Tls, programs
+from thalweg.brokers import Broker, BrokerPlace, Tls, programs
 from thalweg.brokers.base import BrokerFacts
 from thalweg.errors import BrokerError, PlanError
 from thalweg.machine import Usage
@@ -76,7 +76,7 @@ def attached(plan: Plan, network: Session, trust: Trust, note: Callable[[str], N
     # It has no CPU quota.
     spec = network.spec
     party = SERVER if network.lab is None or spec is None else spec.broker_host
-    place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
+    place = BrokerPlace(network.address(party), network.namespace(party), network.groups.outside, party)
     with Broker(program, place, tls=_certificates(trust), on_event=note) as broker:
         note(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
         yield Attached(broker.url(plan.scheme), broker, _login(broker, trust))

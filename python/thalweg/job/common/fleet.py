@@ -29,7 +29,7 @@ from thalweg.job.common.messages import Orders as AnyOrders
 from thalweg.job.common.parties import Described, NamedApp
 from thalweg.job.star.participant import take_part
 from thalweg.lab import guest
-from thalweg.lab.inside import Place
+from thalweg.lab.inside import ProcessPlace
 from thalweg.machine.grace import within
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Orders:
     # The job's seed: each client gets another one.
     seed: int = 0
     # Each client's namespace and cgroup, by name. The process enters them first.
-    places: Mapping[str, Place | None] = field(default_factory=dict)
+    places: Mapping[str, ProcessPlace | None] = field(default_factory=dict)
     # Each client's congestion control, if it differs from the one in the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
     app: NamedApp | None = None

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from typing_extensions import Self
 
-from thalweg.lab.inside import Place
+from thalweg.lab.inside import ProcessPlace
 from thalweg.machine import Usage
 
 # A process's messages while it works, such as a node's iterations: their fields by name.
@@ -33,14 +33,14 @@ class Order:
 
     name: str
     threads: int | None = None
-    place: Place | None = None
+    place: ProcessPlace | None = None
     parent: int = field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, table: Line) -> Self:
         """Return the order whose fields a table has. Raises TypeError for unknown or missing fields."""
         place = table.get("place")
-        return cls(**{**table, "place": None if place is None else Place(**place)})
+        return cls(**{**table, "place": None if place is None else ProcessPlace(**place)})
 
 
 class Orders(Protocol[AnyOrder_co]):

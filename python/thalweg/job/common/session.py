@@ -18,7 +18,7 @@ from thalweg.errors import LabError, PlanError, ThalwegError
 from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
-from thalweg.lab.inside import Place
+from thalweg.lab.inside import ProcessPlace
 from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of
 from thalweg.machine import Usage
@@ -142,10 +142,10 @@ class Session:
         """
         return self.groups.path(party) or self.groups.outside
 
-    def place(self, party: str) -> Place | None:
+    def place(self, party: str) -> ProcessPlace | None:
         """Return the namespace and cgroup of a party's process for ``inside.settle``; None if it has neither."""
         namespace, cgroup = self.namespace(party), self.cgroup(party)
-        return Place(namespace, cgroup=cgroup) if namespace or cgroup else None
+        return ProcessPlace(namespace, cgroup=cgroup) if namespace or cgroup else None
 
     def listen(self, make: Callable[[], T]) -> T:
         """Call ``make`` in the server's namespace and return its result, whose threads and sockets stay there."""

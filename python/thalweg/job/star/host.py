@@ -148,21 +148,21 @@ class Host:
         """
         job, enough_since = self.plan.job, None
         while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
-            self._tell(self.server.notes())
+            self._write_notes(self.server.notes())
             look()
             missing = lost()
             if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
                 left = job.clients - len(missing)
                 self.server.place_clients(left, "{}")  # so that no round waits for a missing client
                 whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
-                self._tell([f"going on with {left} of {job.clients} clients: {whys}"])
+                self._write_notes([f"going on with {left} of {job.clients} clients: {whys}"])
                 return
             if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):
                 enough_since = None
                 continue
             enough_since = enough_since or time.monotonic()
             if time.monotonic() - enough_since >= job.grace:
-                self._tell([f"going on with {here} of {job.clients} clients: the others did not come"])
+                self._write_notes([f"going on with {here} of {job.clients} clients: the others did not come"])
                 return
 
     def _are_here(self, missing: Collection[str]) -> bool:
@@ -235,11 +235,11 @@ class Host:
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
-            self._tell(self.server.notes())
-        self._tell(notes)
+            self._write_notes(self.server.notes())
+        self._write_notes(notes)
         return outcome
 
-    def _tell(self, notes: Sequence[str]) -> None:
+    def _write_notes(self, notes: Sequence[str]) -> None:
         """Write notes to the record's log and show them on the terminal."""
         for note in notes:
             self.record.log(note)

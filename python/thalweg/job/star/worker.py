@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from thalweg import machine, wire
 from thalweg.errors import LabError, ThalwegError
 from thalweg.job.common.messages import AnyOrder, Failure, Line, Report, Work
-from thalweg.lab.inside import Place, settle
+from thalweg.lab.inside import ProcessPlace, settle
 from thalweg.machine.parent import die_with
 from thalweg.ui.explain import explain
 
@@ -55,7 +55,7 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
     share = None if table["threads"] is None else core_shares.CoreShare()
     try:
         if table.get("place"):
-            _settle(Place(**table["place"]))
+            _settle(ProcessPlace(**table["place"]))
 
         def note(text: str) -> None:
             _log(name, text)
@@ -75,7 +75,7 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
     return None
 
 
-def _settle(place: Place) -> None:
+def _settle(place: ProcessPlace) -> None:
     """Enter this client's namespace and cgroup before any thread or socket is made, so that all of them are inside."""
     try:
         settle(place)
