@@ -20,14 +20,14 @@ def free_ports(count: int) -> list[int]:
     """
     first = int(GIVEN.read_text().split()[0]) if GIVEN.exists() else 32_768
     below = range(LOWEST, max(first, LOWEST + 1_000))
-    found: list[int] = []
-    for port in random.Random(os.getpid() ^ id(found)).sample(below, len(below)):
-        if len(found) == count:
+    ports: list[int] = []
+    for port in random.Random(os.getpid() ^ id(ports)).sample(below, len(below)):
+        if len(ports) == count:
             break
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             continue  # another program listens at this port
-        found.append(port)
-    assert len(found) == count, "hardly any port is free"
-    return found
+        ports.append(port)
+    assert len(ports) == count, "hardly any port is free"
+    return ports

@@ -56,8 +56,8 @@ def test_a_build_has_no_baselines_unless_it_says_so() -> None:
     features = {path.parent.name: toml.loads(path.read_text(), str(path)).get("features", {}) for path in files}
     having = {name: set(each["baselines"]) for name, each in features.items() if "baselines" in each}
     assert not any("baselines" in each.get("default", []) for each in features.values())
-    given = {word.removeprefix("thalweg-").split("?")[0].split("/")[0] for each in having.values() for word in each}
-    assert set(having) - {"py"} <= given
+    crates = {word.removeprefix("thalweg-").split("?")[0].split("/")[0] for each in having.values() for word in each}
+    assert set(having) - {"py"} <= crates
     assert having["py"] == {"thalweg-runtime/baselines"}
 
 

@@ -100,12 +100,12 @@ def test_a_config_cannot_replace_what_thalweg_says_itself() -> None:
 
 def test_a_configs_scalars_of_other_libraries_become_numbers() -> None:
     apps = {"a": Constant(1.0)}
-    given = {"lr": np.float32(0.5), "steps": np.int64(3), "on": np.bool_(True), "deep": [{"t": torch.tensor(2.5)}]}
+    config = {"lr": np.float32(0.5), "steps": np.int64(3), "on": np.bool_(True), "deep": [{"t": torch.tensor(2.5)}]}
     with thalweg.Server(apps["a"], clients=1) as server:
         take_part(server, apps)
-        list(thalweg.fedavg(server, 1, data=(), config=given))
+        list(thalweg.fedavg(server, 1, data=(), config=config))
     seen = apps["a"].seen[0]
-    assert {key: seen[key] for key in given} == {"lr": 0.5, "steps": 3, "on": True, "deep": [{"t": 2.5}]}
+    assert {key: seen[key] for key in config} == {"lr": 0.5, "steps": 3, "on": True, "deep": [{"t": 2.5}]}
     assert [type(seen[key]) for key in ("lr", "steps", "on")] == [float, int, bool]
 
 
@@ -174,10 +174,10 @@ class Moving(Constant):
         return self.samples, {}
 
     def evaluate(self, model: torch.nn.Module, data: Any) -> dict[str, float]:
-        found = super().evaluate(model, data)
+        metrics = super().evaluate(model, data)
         for parameter in model.parameters():
             parameter.data = torch.zeros_like(parameter)
-        return found
+        return metrics
 
 
 def test_training_that_leaves_the_arena_reaches_the_mean(caplog: pytest.LogCaptureFixture) -> None:

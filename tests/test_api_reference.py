@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 
 
 def entries() -> dict[str, str]:
-    _, *found = re.split(r"^###+ ([\w.]+)$", PAGE.read_text(), flags=re.MULTILINE)
-    return dict(zip(found[::2], found[1::2], strict=True))
+    _, *parts = re.split(r"^###+ ([\w.]+)$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def signatures() -> Iterator[tuple[str, str]]:
@@ -74,12 +74,12 @@ def test_each_type_that_the_page_names_is_defined_there_or_well_known() -> None:
 
 @pytest.mark.parametrize("name", thalweg.__all__)
 def test_every_public_member_has_a_docstring(name: str) -> None:
-    found = getattr(thalweg, name)
-    assert inspect.getdoc(found)
-    if isinstance(found, type):
+    value = getattr(thalweg, name)
+    assert inspect.getdoc(value)
+    if isinstance(value, type):
         missing = [
             key
-            for key, member in vars(found).items()
+            for key, member in vars(value).items()
             if key[0] != "_"
             and (isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member))
             and not inspect.getdoc(member)

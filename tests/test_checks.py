@@ -63,7 +63,7 @@ def test_licences_that_are_not_allowed_or_not_known(script: Any) -> None:
 def test_faults_of_a_lock_of_packages(script: Any, line: str, fault: str) -> None:
     good = f"b==1 \\\n    --hash=sha256:{HASH}\n    # via c\n"
     assert script("check_locks").python_faults(good) == []
-    assert any(fault in found for found in script("check_locks").python_faults(f"{good}{line}\n"))
+    assert any(fault in one for one in script("check_locks").python_faults(f"{good}{line}\n"))
 
 
 def test_faults_of_a_lock_of_crates(script: Any) -> None:

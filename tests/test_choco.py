@@ -102,24 +102,24 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
 def reference(targets: Any, rounds: int, gamma: float, compression: str | None, *, rate: Rate) -> Any:
     """Compute the same with all replicas in one process. Values that are rounded are float32, all others float64."""
     weights = mixing.metropolis(schedule("ring", len(NAMES), 0).at(1))
-    models, known = np.zeros_like(targets), np.zeros_like(targets)
+    models, replicas = np.zeros_like(targets), np.zeros_like(targets)
     for iteration in range(1, rounds + 1):
         models += np.float32(rate(iteration)) * (targets - models)
-        known += np.stack([rounded(row, compression) for row in models - known])
-        models = (models + gamma * (weights @ known.astype(np.float64) - known)).astype(np.float32)
+        replicas += np.stack([rounded(row, compression) for row in models - replicas])
+        models = (models + gamma * (weights @ replicas.astype(np.float64) - replicas)).astype(np.float32)
     return models
 
 
 @pytest.mark.parametrize("compression", [None, "f16", "int8"])
 def test_nodes_do_what_the_reference_does(compression: str | None) -> None:
     targets = np.random.default_rng(5).normal(size=(4, VALUES)).astype(np.float32)
-    found = run(targets, 5, 0.5, compression, rate=always)
+    models = run(targets, 5, 0.5, compression, rate=always)
     expected = reference(targets, 5, 0.5, compression, rate=always)
     if compression is None:
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(models, expected, atol=2e-6)
         return
     # If float32 and float64 fall on different sides of a tie, C rounds to another step. This is rare.
-    apart = np.abs(np.array(found) - expected)
+    apart = np.abs(np.array(models) - expected)
     assert np.median(apart) < 1e-6
     assert apart.max() < (1e-3 if compression == "f16" else 1e-2)
 
@@ -128,9 +128,9 @@ def test_nodes_do_what_the_reference_does(compression: str | None) -> None:
 def test_models_agree_on_their_mean_to_more_digits_than_travel(url: str) -> None:
     targets = np.random.default_rng(6).normal(size=(4, VALUES)).astype(np.float32)
     gamma = choco.step_size(schedule("ring", 4, 0), "int8")
-    found = run(targets, 200, gamma, "int8", rate=at_first, url=url)
+    models = run(targets, 200, gamma, "int8", rate=at_first, url=url)
     # For values of this size, int8 has steps of 2^-5.
-    np.testing.assert_allclose(found, np.broadcast_to(targets.mean(axis=0), targets.shape), atol=3e-5)
+    np.testing.assert_allclose(models, np.broadcast_to(targets.mean(axis=0), targets.shape), atol=3e-5)
 
 
 def test_rounded_models_would_not_agree_so_well() -> None:

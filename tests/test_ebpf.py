@@ -35,8 +35,8 @@ def test_the_stored_objects_are_what_clang_compiles(tmp_path: Path) -> None:
     if clang is None:
         pytest.skip("clang is not installed")
     subprocess.run([ROOT / "scripts/ebpf.sh", tmp_path], check=True, capture_output=True)
-    told = subprocess.run([clang, "--version"], check=True, capture_output=True, text=True)
-    here, made_by = f"{told.stdout.splitlines()[0]}, {platform.machine()}", made_of()[0]
+    done = subprocess.run([clang, "--version"], check=True, capture_output=True, text=True)
+    here, made_by = f"{done.stdout.splitlines()[0]}, {platform.machine()}", made_of()[0]
     if here != made_by:
         pytest.skip(f"they were compiled by {made_by}; by {here} other code is right too")
     for path in OBJECTS.iterdir():

@@ -356,8 +356,8 @@ def name_taken(path: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def with_url(url: Any, *before: str) -> Iterator[list[str]]:
-    with url as found:
-        yield [*before, found.address if isinstance(found, thalweg.Server) else found]
+    with url as address:
+        yield [*before, address.address if isinstance(address, thalweg.Server) else address]
 
 
 @contextmanager
@@ -447,11 +447,11 @@ def rows() -> dict[str, list[str]]:
     """Return the rows of the document's table, by kind: meaning, example, retry and exit code."""
     text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     part = text.partition("\n## Kinds\n")[2].partition("\n## ")[0]
-    found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line[:3] == "| `"]
-    assert all(len(row) == 6 for row in found), found
-    kinds = [row[0].strip("`") for row in found]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line[:3] == "| `"]
+    assert all(len(row) == 6 for row in cells), cells
+    kinds = [row[0].strip("`") for row in cells]
     assert len(kinds) == len(set(kinds)), "a kind has one row"
-    return {kind: row[1:] for kind, row in zip(kinds, found, strict=True)}
+    return {kind: row[1:] for kind, row in zip(kinds, cells, strict=True)}
 
 
 def subclasses(of: type[errors.ThalwegError]) -> set[type[errors.ThalwegError]]:
@@ -526,18 +526,18 @@ def test_a_kind_that_no_command_meets_would_be_printed_alike(kind: str, path: Pa
 
 
 def check(done: Any, kind: str, case: Case) -> None:
-    found = json.loads(done.stdout)["error"]
-    assert sorted(found) == FIELDS
-    assert (found["kind"], found["retry"], done.exit_code) == (kind, case.retry, case.exit)
+    printed = json.loads(done.stdout)["error"]
+    assert sorted(printed) == FIELDS
+    assert (printed["kind"], printed["retry"], done.exit_code) == (kind, case.retry, case.exit)
     *_, cause, hint = done.stderr.splitlines()
-    line = f"{found['operation']}: {found['cause']}" if found["operation"] else found["cause"]
-    assert (cause, hint) == (f"error: {line}", f"hint: {found['hint']}")
+    line = f"{printed['operation']}: {printed['cause']}" if printed["operation"] else printed["cause"]
+    assert (cause, hint) == (f"error: {line}", f"hint: {printed['hint']}")
 
 
 def test_a_command_line_that_cannot_be_parsed_is_of_kind_usage() -> None:
     done = CliRunner().invoke(app, ["nosuch", "--json"])
-    found = json.loads(done.stdout)["error"]
-    assert (sorted(found), found["kind"], done.exit_code) == (FIELDS, "usage", 2)
+    printed = json.loads(done.stdout)["error"]
+    assert (sorted(printed), printed["kind"], done.exit_code) == (FIELDS, "usage", 2)
 
 
 @lru_cache
@@ -553,23 +553,23 @@ def test_a_signal_that_ends_a_wait_is_the_handlers_own_exception() -> None:
 
 
 def test_a_fork_has_its_attributes() -> None:
-    found = in_a_child()[1][1]
-    assert (found["class"], found["kind"], found["operation"], found["retry"]) == (
+    attributes = in_a_child()[1][1]
+    assert (attributes["class"], attributes["kind"], attributes["operation"], attributes["retry"]) == (
         "CoreError",
         "forked",
         "Server",
         False,
     )
-    assert found["cause"]
-    assert found["hint"]
+    assert attributes["cause"]
+    assert attributes["hint"]
 
 
 def test_a_permission_that_is_denied_has_its_attributes_and_a_command_prints_it() -> None:
     code, said = in_a_child()
-    found = said[2]
-    assert (found["class"], found["kind"], found["retry"]) == ("CoreError", "permission", False)
-    assert found["cause"]
-    assert found["hint"]
+    attributes = said[2]
+    assert (attributes["class"], attributes["kind"], attributes["retry"]) == ("CoreError", "permission", False)
+    assert attributes["cause"]
+    assert attributes["hint"]
     if len(said) == 3:
         pytest.skip("this system gives every port to everybody")
     printed = said[3]["error"]

@@ -140,8 +140,8 @@ def is_end(event: Event) -> bool:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_far_end_serves_honest_programs_beside_lying_near_ends(stack: ExitStack, seed: int) -> None:
     random = Random(seed)
-    told, liveness = chosen(random)
-    lies = {f"liar-{at}": lie for at, lie in enumerate(told)}
+    lies_told, liveness = chosen(random)
+    lies = {f"liar-{at}": lie for at, lie in enumerate(lies_told)}
     messages = [random.randbytes(random.randint(0, MOST_BYTES)) for _ in range(4)]
     server = stack.enter_context(reverser())
     far = End(listen=f"tcp://{LOCAL}:0", to=f"{LOCAL}:{server}", liveness=liveness)
@@ -183,21 +183,21 @@ def test_a_near_end_resets_programs_of_lying_far_ends_and_goes_on(stack: ExitSta
     url = f"tcp://{LOCAL}:{listener.getsockname()[1]}"
 
     def lie() -> None:
-        for at, (told, window) in enumerate(zip(lies, windows, strict=True)):
-            silence = int(liveness * 1e6) if told.then == "stays" else forwarding.MOST
+        for at, (one_lie, window) in enumerate(zip(lies, windows, strict=True)):
+            silence = int(liveness * 1e6) if one_lie.then == "stays" else forwarding.MOST
             link = forwarding.far_end(listener, Random(at), (window, random.choice([0, 1, 2**32 - 1]), silence))
             with suppress(OSError), link.connection:
                 link.hear_of_stream()
-                link.send_lie(told, opens=False)
+                link.send_lie(one_lie, opens=False)
         listener.close()
 
     liar = threading.Thread(target=lie, daemon=True)
     liar.start()
     near = End(listen=f"{LOCAL}:0", via=url, name="honest")
-    for number, told in enumerate(lies, 1):
+    for number, one_lie in enumerate(lies, 1):
         with pytest.raises(OSError, match=r"reset|pipe"):
             ask(near.port, b"a question")
-        check(told, near.until(is_down, number)[-1])
+        check(one_lie, near.until(is_down, number)[-1])
     liar.join(LIMIT)
     far = End(listen=url, to=f"{LOCAL}:{stack.enter_context(reverser())}")
     stack.callback(far.close)

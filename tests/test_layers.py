@@ -54,10 +54,10 @@ def heights() -> dict[str, int]:
 
 def height(part: str) -> int:
     """The layer of a package, 0 for the lowest."""
-    known = heights()
-    is_api = part not in known and (PACKAGE / f"{part}.py").is_file()
+    layers_by_name = heights()
+    is_api = part not in layers_by_name and (PACKAGE / f"{part}.py").is_file()
     # A name that only the root module has is above all layers.
-    return known.get(API if is_api else part, len(known))
+    return layers_by_name.get(API if is_api else part, len(layers_by_name))
 
 
 def faults(part: str, text: str) -> list[str]:
@@ -75,8 +75,8 @@ def test_every_package_has_one_layer() -> None:
 @pytest.mark.parametrize("part", parts())
 def test_imports_point_downwards(part: str) -> None:
     files = sorted((PACKAGE / part).rglob("*.py")) if (PACKAGE / part).is_dir() else [PACKAGE / f"{part}.py"]
-    found = [f"{path.relative_to(ROOT)}, {fault}" for path in files for fault in faults(part, path.read_text())]
-    assert found == []
+    all_faults = [f"{path.relative_to(ROOT)}, {fault}" for path in files for fault in faults(part, path.read_text())]
+    assert all_faults == []
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ PARTS: Final = {
 
 def value(expression: str) -> tuple[str, str | None]:
     """Return a value in the form of the page, with the unit that the code names, if it names one."""
-    found = TIME.fullmatch(expression.strip())
-    return (found[2], {"millis": "ms", "secs": "s"}[found[1]]) if found else (expression.strip(), None)
+    match = TIME.fullmatch(expression.strip())
+    return (match[2], {"millis": "ms", "secs": "s"}[match[1]]) if match else (expression.strip(), None)
 
 
 def without_tests(path: Path) -> str:
@@ -44,17 +44,21 @@ def sources() -> dict[str, str]:
 
 
 def constants() -> dict[tuple[str, str], tuple[str, str | None]]:
-    return {(file, name): value(given) for file, text in sources().items() for name, given in CONSTANT.findall(text)}
+    return {
+        (file, name): value(expression)
+        for file, text in sources().items()
+        for name, expression in CONSTANT.findall(text)
+    }
 
 
 def program_constants() -> dict[tuple[str, str], tuple[str, str | None]]:
     """Return the constants of the eBPF back end: its model of a sender, and its bounds."""
-    found: dict[tuple[str, str], tuple[str, str | None]] = {}
+    constants: dict[tuple[str, str], tuple[str, str | None]] = {}
     for name in ("recovery.h", "flow.h"):
         for body in re.findall(r"^enum \{(.*?)\};", (PROGRAMS / name).read_text(), re.MULTILINE | re.DOTALL):
             pairs = re.findall(r"(\w+) = ([^,]+?)\s*(?:,|$)", body)
-            found |= {(f"ebpf/{name}", constant): (given, None) for constant, given in pairs}
-    return found
+            constants |= {(f"ebpf/{name}", constant): (expression, None) for constant, expression in pairs}
+    return constants
 
 
 def fields(body: str) -> dict[str, str]:
@@ -65,28 +69,28 @@ def fields(body: str) -> dict[str, str]:
         for pair in zip(names.split(", "), values.split(", "), strict=True)
     )
     literal = re.split(r"(?<!-> )Self \{", body, maxsplit=1)[1]
-    found, depth, start = {}, 0, 0
+    fields_found, depth, start = {}, 0, 0
     for at, character in enumerate(literal):
         depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(character, 0)
         if (character == "," and depth == 0) or depth < 0:
-            name, _, given = literal[start:at].strip().partition(": ")
+            name, _, expression = literal[start:at].strip().partition(": ")
             if name:
-                found[name] = given or named[name]
+                fields_found[name] = expression or named[name]
             start = at + 1
         if depth < 0:
             break
-    return found
+    return fields_found
 
 
 def defaults() -> dict[tuple[str, str], tuple[str, str | None]]:
-    found: dict[tuple[str, str], str] = {}
+    constants: dict[tuple[str, str], str] = {}
     for file, text in sources().items():
         for kind, body in DEFAULT.findall(text):
             if kind in SETTINGS:
-                found |= {(file, f"{kind}.{name}"): given for name, given in fields(body).items()}
-    undo = fields(found[("config.rs", "Config.undo")].replace("Undo {", "Self {", 1))
-    found |= {("config.rs", f"Undo.{name}"): given for name, given in undo.items()}
-    return {key: value(given) for key, given in found.items() if key[1] not in PARTS}
+                constants |= {(file, f"{kind}.{name}"): expression for name, expression in fields(body).items()}
+    undo = fields(constants[("config.rs", "Config.undo")].replace("Undo {", "Self {", 1))
+    constants |= {("config.rs", f"Undo.{name}"): expression for name, expression in undo.items()}
+    return {key: value(expression) for key, expression in constants.items() if key[1] not in PARTS}
 
 
 def rows() -> list[list[str]]:
@@ -104,10 +108,10 @@ def test_each_row_has_a_unit_a_reason_and_a_source() -> None:
 def test_the_page_lists_what_the_code_has() -> None:
     wanted = constants() | defaults() | program_constants()
     assert min(len(constants()), len(defaults()), len(program_constants())) >= 20
-    listed = {(file, name.strip("`")): (given.strip("`"), unit) for file, name, given, unit, _, _ in rows()}
+    listed = {(file, name.strip("`")): (expression.strip("`"), unit) for file, name, expression, unit, _, _ in rows()}
     assert set(listed) == set(wanted)
-    for key, (given, unit) in wanted.items():
-        assert listed[key][0] == given, key
+    for key, (expression, unit) in wanted.items():
+        assert listed[key][0] == expression, key
         assert unit in (None, listed[key][1]), key
 
 

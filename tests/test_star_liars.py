@@ -68,10 +68,10 @@ def layout() -> _core.Layout:
 
 
 def population(random: Random) -> dict[str, Lie]:
-    found = {}
+    behaviour = {}
     for number in range(random.randint(1, 8)):
         value, weight = float(random.randint(-1000, 1000)), random.choice([0.5, 1.0, 7.0, 1000.0])
-        found[f"client-{number}"] = random.choice([
+        behaviour[f"client-{number}"] = random.choice([
             Lie(value, weight),
             Lie(value, weight),
             Lie(value, 2.0**40),
@@ -88,7 +88,7 @@ def population(random: Random) -> dict[str, Lie]:
             Lie(value, weight, does="leaves"),
             Lie(value, weight, does="nothing"),
         ])  # fmt: skip
-    return found
+    return behaviour
 
 
 @pytest.fixture

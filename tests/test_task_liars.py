@@ -85,7 +85,7 @@ def judge(member: str, head: Any, weight: float) -> str | None:
 
 
 def population(random: Random) -> dict[str, tuple[float, Work]]:
-    found: dict[str, tuple[float, Work]] = {}
+    members: dict[str, tuple[float, Work]] = {}
     for number in range(random.randint(1, 8)):
         value, weight = float(random.randint(-1000, 1000)), random.choice([0.5, 1.0, 7.0, 1000.0])
         work = random.choice([
@@ -105,8 +105,8 @@ def population(random: Random) -> dict[str, tuple[float, Work]]:
             dies,
             silent,
         ])  # fmt: skip
-        found[f"member-{number}"] = (value, work)
-    return found
+        members[f"member-{number}"] = (value, work)
+    return members
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -194,7 +194,7 @@ WANTED = {"a": np.zeros(3, np.float32), "w": np.zeros(SHAPE, np.float32)}
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("result_tensors", "named"),
     [
         ({"a": WANTED["a"], "v": WANTED["w"]}, r"v\b"),
         ({"a": WANTED["a"], "w": np.zeros((9, 64), np.float32)}, r"w\b.*\[9, 64\].*\[64, 9\]"),
@@ -207,12 +207,12 @@ WANTED = {"a": np.zeros(3, np.float32), "w": np.zeros(SHAPE, np.float32)}
 )
 @pytest.mark.parametrize("stated", [None, {"a": ("F32", [3]), "w": ("F32", SHAPE)}])
 def test_a_result_of_other_tensors_is_refused_before_a_byte_of_it_is_received(
-    stack: ExitStack, given: dict[str, Any], named: str, stated: Any
+    stack: ExitStack, result_tensors: dict[str, Any], named: str, stated: Any
 ) -> None:
     """The task says which tensors a result must have. The error names the first one that differs."""
     server = served(stack, {
         "anna": lambda task, _: task.answer(None, {name: array + 1 for name, array in WANTED.items()}),
-        "liar": lambda task, _: task.answer(None, given),
+        "liar": lambda task, _: task.answer(None, result_tensors),
     })  # fmt: skip
     task = server.send(None, WANTED if stated is None else None, reduce="mean", returns=stated)
     mean = task.mean()

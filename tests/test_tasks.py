@@ -227,14 +227,14 @@ def test_whoever_fails_is_away_or_late_has_a_state_and_a_reason(server: TaskServ
     members.add("fine", lambda task: 1)
     server.wait(3, LIMIT)
     task = server.send(None, to=["fails", "slow", "fine", "never"], deadline=3.0)
-    told = {name: (reply.state, reply.reason) for name, reply in task.replies().items()}
+    states = {name: (reply.state, reply.reason) for name, reply in task.replies().items()}
     release.set()
-    assert told["fine"] == ("done", None)
-    assert told["fails"] == ("failed", "ValueError: no data here")
-    assert told["never"][0] == "lost"
-    assert "was not there" in (told["never"][1] or "")
-    assert told["slow"][0] == "late"
-    assert "working" in (told["slow"][1] or "")
+    assert states["fine"] == ("done", None)
+    assert states["fails"] == ("failed", "ValueError: no data here")
+    assert states["never"][0] == "lost"
+    assert "was not there" in (states["never"][1] or "")
+    assert states["slow"][0] == "late"
+    assert "working" in (states["slow"][1] or "")
 
 
 def test_a_process_that_leaves_is_lost(server: TaskServer, members: Members) -> None:
@@ -271,13 +271,13 @@ def test_a_cancelled_task_is_over_for_its_member(server: TaskServer, members: Me
     client = TaskClient(server.address, name="anna")
     server.wait(1, LIMIT)
     task = server.send(None, {"w": np.ones(10)})
-    given = next(client)
+    received = next(client)
     task.cancel()
     assert task.replies()["anna"].state == "cancelled"
     server.send("next")
     assert next(client).head == "next"
-    assert given.over
-    given.answer("too late")
+    assert received.over
+    received.answer("too late")
     client.close()
 
 
@@ -336,11 +336,11 @@ def test_tensors_of_a_task_are_read_only_and_a_refused_task_ends(server: TaskSer
     client = TaskClient(server.address, name="anna")
     server.wait(1, LIMIT)
     task = server.send(None, {"w": np.ones(10)})
-    given = next(client)
-    assert not given.over
+    received = next(client)
+    assert not received.over
     with pytest.raises(ValueError, match="read-only"):
-        given.tensors["w"][0] = 1
-    given.refuse("not today")
+        received.tensors["w"][0] = 1
+    received.refuse("not today")
     reply = task.replies()["anna"]
     assert (reply.state, reply.reason) == ("failed", "not today")
     client.close()

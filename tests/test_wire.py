@@ -36,17 +36,17 @@ def test_the_build_has_the_keys_of_its_class() -> None:
 
 
 def test_transports_have_the_keys_of_their_classes() -> None:
-    found = json.loads(_core.transports())
-    assert {key for one in found for key in one} == names(Transport)
-    assert all(set(one["capabilities"]) == names(Capabilities) for one in found)
-    settings = [setting for one in found for setting in one["settings"]]
+    printed = json.loads(_core.transports())
+    assert {key for one in printed for key in one} == names(Transport)
+    assert all(set(one["capabilities"]) == names(Capabilities) for one in printed)
+    settings = [setting for one in printed for setting in one["settings"]]
     assert all(set(setting) == names(Setting) for setting in settings)
     assert {key for setting in settings for key in setting["kind"]} == names(Kind)
 
 
 def test_transports_are_written_as_the_core_says_them() -> None:
-    found = wire.decode(list[Transport], _core.transports())
-    assert json.loads(wire.encode(found)) == json.loads(_core.transports())
+    transports = wire.decode(list[Transport], _core.transports())
+    assert json.loads(wire.encode(transports)) == json.loads(_core.transports())
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ ENDED = {"ended": "2026-01-01T12:00:10.000+00:00"}
 
 def advise(question: Question, records: list[Path]) -> dict[str, Any]:
     """Return the advice as ``--json`` prints it."""
-    found: dict[str, Any] = json.loads(strict_json.dumps(answer(question, records)))
-    return found
+    printed: dict[str, Any] = json.loads(strict_json.dumps(answer(question, records)))
+    return printed
 
 
 def record(folder: Path, name: str, congestion: str, rounds: int, network: Any = WIFI, **given: Any) -> None:
@@ -53,45 +53,45 @@ def wifi(tmp_path: Path) -> Path:
 
 
 def test_what_was_measured_is_answered(wifi: Path) -> None:
-    found = advise(Question("wifi", "payload:1MB"), [wifi])
-    assert (found["records"], found["left_out"], found["nearest"]["distance"]) == (6, {}, 0)
-    answer = found["answers"]["fastest"]
+    advice = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert (advice["records"], advice["left_out"], advice["nearest"]["distance"]) == (6, {}, 0)
+    answer = advice["answers"]["fastest"]
     assert (answer["transport"], answer["next"]) == ("tcp cubic", "tcp reno")
     assert (answer["value"], answer["next_value"]) == pytest.approx((0.3, 0.7))
     assert answer["factor"] == pytest.approx(7 / 3)
     assert answer["chance"] == pytest.approx(2 / 20), "two of the ways to deal six runs out to two"
     assert (answer["sure"], answer["needed"]) == ("fairly", 4)
     assert (answer["low"], answer["high"]) == pytest.approx((7 / 3, 7 / 3)), "runs without any spread"
-    transports = {row["transport"]: row for row in found["nearest"]["transports"]}
+    transports = {row["transport"]: row for row in advice["nearest"]["transports"]}
     assert transports["tcp cubic"]["runs"] == 3
     assert transports["tcp cubic"]["cpu_seconds"]["median"] == pytest.approx(3 * 1.25 / FAST)
-    assert found["answers"]["least_cpu"]["transport"] == "tcp reno", "as much in more rounds"
-    memory = found["answers"]["least_memory"]
+    assert advice["answers"]["least_cpu"]["transport"] == "tcp reno", "as much in more rounds"
+    memory = advice["answers"]["least_memory"]
     assert "they differ by no more than 2 %" in memory["why"]
     assert (memory["relation"], memory["sure"]) == ("alike", "fairly")
-    assert found["unconstrained"] is None
-    assert found["cost"]["again"] == {"runs": 2, "seconds": pytest.approx(20)}
-    assert found["cost"]["as_asked"]["seconds"] > 0
+    assert advice["unconstrained"] is None
+    assert advice["cost"]["again"] == {"runs": 2, "seconds": pytest.approx(20)}
+    assert advice["cost"]["as_asked"]["seconds"] > 0
 
 
 def test_the_nearest_condition_is_taken_and_named(wifi: Path) -> None:
     record(wifi, "far", "cubic", FAST, {"rate": "1gbit"})
     record(wifi, "far2", "reno", SLOW, {"rate": "1gbit"})
-    found = advise(Question("rate=45mbit", "payload:2MB"), [wifi])
-    assert found["nearest"]["distance"] > 1
-    words = "; ".join(found["nearest"]["differences"])
+    advice = advise(Question("rate=45mbit", "payload:2MB"), [wifi])
+    assert advice["nearest"]["distance"] > 1
+    words = "; ".join(advice["nearest"]["differences"])
     assert "rate up: 60.0 Mbit/s measured, 45.0 Mbit/s asked" in words
     assert "update: 976.6 KiB measured, 1.9 MiB asked" in words
-    assert found["answers"]["fastest"]["sure"] == "fairly"
-    assert [row["distance"] for row in found["conditions"]] == sorted(row["distance"] for row in found["conditions"])
-    assert len(found["conditions"]) == 2
+    assert advice["answers"]["fastest"]["sure"] == "fairly"
+    assert [row["distance"] for row in advice["conditions"]] == sorted(row["distance"] for row in advice["conditions"])
+    assert len(advice["conditions"]) == 2
 
 
 def test_much_loss_is_for_ltp_whatever_was_measured(wifi: Path) -> None:
     for network, notes in (("rate=20mbit,loss=5%", 0), ("rate=20mbit,up.loss=6%", 1), ("wifi", 0)):
-        found = advise(Question(network, "payload:1MB"), [wifi])
-        assert len(found["notes"]) == notes, network
-        assert all("try ltp too: in single runs unifl was slow there" in note for note in found["notes"])
+        advice = advise(Question(network, "payload:1MB"), [wifi])
+        assert len(advice["notes"]) == notes, network
+        assert all("try ltp too: in single runs unifl was slow there" in note for note in advice["notes"])
 
 
 def test_few_runs_or_distant_conditions_give_no_certainty(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_failed_runs_are_counted_and_unfinished_runs_left_out(wifi: Path) -> Non
         record(wifi, name, "cubic", FAST)
         manifest = json.loads((wifi / name / "manifest.json").read_text())
         (wifi / name / "manifest.json").write_text(json.dumps({**manifest, "status": status}))
-    found = advise(Question("wifi", "payload:1MB"), [wifi])
-    assert {row["transport"]: row["failed"] for row in found["nearest"]["transports"]} == {
+    advice = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert {row["transport"]: row["failed"] for row in advice["nearest"]["transports"]} == {
         "tcp cubic": 1,
         "tcp reno": 0,
     }
-    assert sorted(found["left_out"].values()) == ["it is interrupted", "it is running"]
+    assert sorted(advice["left_out"].values()) == ["it is interrupted", "it is running"]
 
 
 def test_failed_cells_are_reported_with_their_reason(tmp_path: Path) -> None:
@@ -136,19 +136,19 @@ def test_failed_cells_are_reported_with_their_reason(tmp_path: Path) -> None:
         return None
 
     made.run(Quiet(), execute=execute)
-    found = advise(Question("none", "payload:1MB"), [made.folder.path])
-    transports = {row["transport"]: (row["runs"], row["failed"]) for row in found["nearest"]["transports"]}
+    advice = advise(Question("none", "payload:1MB"), [made.folder.path])
+    transports = {row["transport"]: (row["runs"], row["failed"]) for row in advice["nearest"]["transports"]}
     assert transports == {"tcp": (3, 0), "udp": (3, 0), "ltp": (0, 3)}
-    assert [(row["transport"], row["failed"], row["reasons"]) for row in found["failed"]] == [
+    assert [(row["transport"], row["failed"], row["reasons"]) for row in advice["failed"]] == [
         ("ltp", 3, ["no port. Choose one"])
     ]
-    assert found["verdict"]["sentence"] == (
+    assert advice["verdict"]["sentence"] == (
         "tcp and udp are alike (udp takes 1.00 to 1.00 times as long); ltp failed; sure: fairly, 3 runs each cannot "
         "prove it, 4 would: --repetitions 4"
     )
     code, out, _ = invoke("--network", "none", "--model", "payload:1MB", "--record", str(made.folder.path))
     assert code == 0
-    assert out.splitlines()[0] == found["verdict"]["sentence"], "the answer comes first"
+    assert out.splitlines()[0] == advice["verdict"]["sentence"], "the answer comes first"
     assert "failed: ltp, 3 of 3 runs" in out
     assert "no port. Choose one" in out
 
@@ -157,18 +157,18 @@ def test_rounds_with_missing_updates_are_reported(wifi: Path) -> None:
     journal = wifi / "a0" / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"complete": true', '"complete": false'))
     (wifi / "a0" / "rounds.parquet").unlink()
-    found = advise(Question("wifi", "payload:1MB"), [wifi])
-    assert {row["transport"]: row["incomplete_rounds"] for row in found["nearest"]["transports"]}["tcp cubic"] == FAST
-    assert f"{FAST} rounds of tcp cubic lacked some of their updates" in found["answers"]["fastest"]["why"]
+    advice = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert {row["transport"]: row["incomplete_rounds"] for row in advice["nearest"]["transports"]}["tcp cubic"] == FAST
+    assert f"{FAST} rounds of tcp cubic lacked some of their updates" in advice["answers"]["fastest"]["why"]
     assert "3, 2 rounds short" in invoke("--network", "wifi", "--model", "payload:1MB", "--record", str(wifi))[1]
 
 
 def test_the_fastest_without_limits(wifi: Path) -> None:
     record(wifi, "free", "reno", FAST, None)
     record(wifi, "free2", "cubic", SLOW, None)
-    found = advise(Question("wifi", "payload:1MB"), [wifi])
-    assert found["answers"]["fastest"]["transport"] == "tcp cubic"
-    assert (found["unconstrained"]["transport"], found["unconstrained"]["sure"]) == ("tcp reno", "no")
+    advice = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert advice["answers"]["fastest"]["transport"] == "tcp cubic"
+    assert (advice["unconstrained"]["transport"], advice["unconstrained"]["sure"]) == ("tcp reno", "no")
 
 
 def test_a_transport_within_one_process_is_no_advice_for_a_network(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_a_bench_knows_how_long_its_runs_took(tmp_path: Path) -> None:
 
 
 def test_without_records_there_is_a_plan() -> None:
-    found = advise(Question("wifi,loss=1%", "vgg5", clients=3, stress="cpu=99"), [])
-    assert (found["nearest"], found["answers"], found["cost"]) == (None, {}, None)
-    matrix = Matrix.of(BenchPlan.loads(found["plan"]))
+    advice = advise(Question("wifi,loss=1%", "vgg5", clients=3, stress="cpu=99"), [])
+    assert (advice["nearest"], advice["answers"], advice["cost"]) == (None, {}, None)
+    matrix = Matrix.of(BenchPlan.loads(advice["plan"]))
     assert [cell.plan.scheme for cell in matrix.cells][:1] == ["tcp"]
     plan = matrix.cells[0].plan
-    assert plan.payload == found["asked"]["update_bytes"] == 2_330_856
+    assert plan.payload == advice["asked"]["update_bytes"] == 2_330_856
     assert plan.job.clients == 3
     assert plan.network is not None
     assert (plan.network.profile, plan.network.loss) == ("wifi", 0.01)
@@ -259,9 +259,9 @@ def test_updates_with_holes_are_another_condition(wifi: Path) -> None:
     record(wifi, "holes", "reno", 1, **holes)
     assert condition_of(plan(**holes)).words().endswith("losses not resent")
     assert apart(plan(), plan(**holes)) == 3
-    found = advise(Question("wifi", "payload:1MB"), [wifi])
-    assert found["answers"]["fastest"]["transport"] == "tcp cubic", "the quicker run did not bring everything"
-    assert [row["runs"] for row in found["conditions"]] == [6, 1]
+    advice = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert advice["answers"]["fastest"]["transport"] == "tcp cubic", "the quicker run did not bring everything"
+    assert [row["runs"] for row in advice["conditions"]] == [6, 1]
 
 
 def test_bursts_count_with_their_mean() -> None:
@@ -313,9 +313,9 @@ def test_the_systems_bbr_is_named_and_warned_of(tmp_path: Path) -> None:
     for scheme, rounds in (("tcp", FAST), ("udp", SLOW)):
         make(tmp_path / scheme, rounds=rounds, plan={"model": MB, "transport": {"url": scheme}, "network": WIFI},
              train=None, manifest=said)  # fmt: skip
-    found = advise(Question("wifi", "payload:1MB"), [tmp_path])
-    assert {row["transport"] for row in found["nearest"]["transports"]} == {"tcp bbr", "udp"}
-    assert [note for note in found["notes"] if "tcp bbr: BBR is this system's congestion control" in note]
+    advice = advise(Question("wifi", "payload:1MB"), [tmp_path])
+    assert {row["transport"] for row in advice["nearest"]["transports"]} == {"tcp bbr", "udp"}
+    assert [note for note in advice["notes"] if "tcp bbr: BBR is this system's congestion control" in note]
     record(tmp_path, "asked", "bbr", FAST, {"rate": "5mbit"})
     record(tmp_path, "asked2", "cubic", FAST, {"rate": "5mbit"})
     assert advise(Question("rate=5mbit", "payload:1MB"), [tmp_path])["notes"] == [], "that was asked for"

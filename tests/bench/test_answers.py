@@ -32,13 +32,13 @@ def test_transports_are_compared_in_each_network() -> None:
         row(3, [1.0], transport="tcp", network="none", bbr="bbr"),
         row(4, [], transport="unifl", network="none", failed=2),
     ]
-    found = answers(rows, "measured")
-    assert [one.condition for one in found] == ["network lossy", "network none"]
-    assert found[0].verdict.sentence.startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
-    assert found[0].verdict.repetitions == 4
-    assert found[1].verdict.failed == {"unifl": (2, 2)}
-    lines = answer_lines(found)
-    assert lines[0] == f"network lossy: {found[0].verdict.sentence}"
+    answered = answers(rows, "measured")
+    assert [one.condition for one in answered] == ["network lossy", "network none"]
+    assert answered[0].verdict.sentence.startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
+    assert answered[0].verdict.repetitions == 4
+    assert answered[1].verdict.failed == {"unifl": (2, 2)}
+    lines = answer_lines(answered)
+    assert lines[0] == f"network lossy: {answered[0].verdict.sentence}"
     assert lines[2].startswith("note: tcp bbr: BBR is this system's congestion control")
     assert answers(rows, "fedcomm")[0].verdict.compared["tcp bbr"].factor == pytest.approx(7.0, abs=0.01)
 
@@ -65,7 +65,7 @@ def test_many_answers_are_in_the_file() -> None:
 
 
 def test_a_bench_has_its_answers(tmp_path: Any) -> None:
-    found = bench(tmp_path).run(Quiet(), execute=Fake())
-    (answer,) = found.answers
+    results = bench(tmp_path).run(Quiet(), execute=Fake())
+    (answer,) = results.answers
     assert answer.condition == ""
     assert set(answer.verdict.leaders) == {"tcp", "memory"}, "made-up runs are all alike"

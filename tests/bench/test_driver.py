@@ -21,13 +21,13 @@ ALL = {("tcp", 0), ("memory", 0), ("tcp", 1), ("memory", 1)}
 
 def test_each_run_leaves_a_record_and_its_numbers(tmp_path: Path) -> None:
     made, fake, heard = bench(tmp_path), Fake(), Quiet()
-    found = made.run(heard, execute=fake)
+    results = made.run(heard, execute=fake)
     assert set(fake.ran) == ALL
-    assert (found.status, found.left, found.failed) == ("complete", 0, 0)
+    assert (results.status, results.left, results.failed) == ("complete", 0, 0)
     folders = sorted(path.name for path in made.folder.records.iterdir())
     assert folders == ["0001.1", "0001.2", "0002.1", "0002.2"]
     assert all((made.folder.records / name / "plan.toml").is_file() for name in folders)
-    assert json.loads(strict_json.dumps(found)) == json.loads((made.folder.path / "bench.json").read_text())
+    assert json.loads(strict_json.dumps(results)) == json.loads((made.folder.path / "bench.json").read_text())
     with (made.folder.path / "bench.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["cell"], row["transport"], row["status"], row["repetitions"]) for row in rows] == [
@@ -50,10 +50,10 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     assert (halfway["status"], halfway["left"]) == ("incomplete", 2)
     assert [path.name for path in made.folder.records.iterdir() if path.name.startswith(".")], "a half-finished one"
     second = Fake()
-    found = again(made).run(Quiet(), execute=second)
+    results = again(made).run(Quiet(), execute=second)
     assert set(first.ran) | set(second.ran) == ALL
     assert not set(first.ran) & set(second.ran)
-    assert found.status == "complete"
+    assert results.status == "complete"
     assert len(list(made.folder.records.iterdir())) == 4
     third = Fake()
     assert again(made).run(Quiet(), execute=third).status == "complete"
@@ -63,10 +63,10 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
     made, fake = bench(tmp_path), Fake(fail=(("tcp", 0), ("memory", 0), ("memory", 1)))
     heard = Quiet()
-    found = made.run(heard, execute=fake)
+    results = made.run(heard, execute=fake)
     assert set(fake.ran) == ALL
-    assert found.failed == 3
-    tcp, memory = found.cells
+    assert results.failed == 3
+    tcp, memory = results.cells
     assert (tcp.status, tcp.repetitions, tcp.failed) == ("partly", 1, 1)
     assert (memory.status, memory.repetitions, memory.failed) == ("failed", 0, 2)
     assert memory.reasons == ["it broke. Fix it"]
@@ -81,8 +81,8 @@ def test_a_run_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_result_without_a_record_is_a_failure(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    found = made.run(Quiet(), execute=lambda plan, log, limit: None)
-    assert {row.reasons[0] for row in found.cells} == {"it left no record. See its log"}
+    results = made.run(Quiet(), execute=lambda plan, log, limit: None)
+    assert {row.reasons[0] for row in results.cells} == {"it left no record. See its log"}
 
 
 def test_more_repetitions_of_a_bench_that_is_done(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_more_repetitions_of_a_bench_that_is_done(tmp_path: Path) -> None:
     made.run(Quiet(), execute=Fake())
     made.folder.keep(made.folder.plan().with_repetitions(3))
     more = Fake()
-    found = again(made).run(Quiet(), execute=more)
+    results = again(made).run(Quiet(), execute=more)
     assert set(more.ran) == {("tcp", 2), ("memory", 2)}
-    assert [row.repetitions for row in found.cells] == [3, 3]
+    assert [row.repetitions for row in results.cells] == [3, 3]
 
 
 def test_the_limit_is_the_plans(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
     ("failed", "strict", "code"), [(0, True, 0), (1, False, 0), (1, True, 3), (4, False, 1), (4, True, 1)]
 )
 def test_the_exit_code_says_what_failed(failed: int, code: int, tmp_path: Path, *, strict: bool) -> None:
-    found = bench(tmp_path).results()
-    (cell, _) = found.cells
-    found = replace(found, failed=failed, cells=[replace(cell, repetitions=4 - failed)])
-    assert exit_code(found, strict=strict) == code
+    results = bench(tmp_path).results()
+    (cell, _) = results.cells
+    results = replace(results, failed=failed, cells=[replace(cell, repetitions=4 - failed)])
+    assert exit_code(results, strict=strict) == code
 
 
 def test_who_checks_others_work_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,24 +21,24 @@ from thalweg.wire import table_of
 
 
 def test_the_numbers_of_a_run(tmp_path: Path) -> None:
-    found = measure(make(tmp_path / "a", rounds=2))
-    assert [row.communication_seconds for row in found.rounds] == pytest.approx([0.2, 0.4])
-    assert [row.seconds for row in found.rounds] == pytest.approx([1.2, 1.4])
-    assert [row.fedcomm_communication_seconds for row in found.rounds] == pytest.approx([0.11, 0.22])
+    measured = measure(make(tmp_path / "a", rounds=2))
+    assert [row.communication_seconds for row in measured.rounds] == pytest.approx([0.2, 0.4])
+    assert [row.seconds for row in measured.rounds] == pytest.approx([1.2, 1.4])
+    assert [row.fedcomm_communication_seconds for row in measured.rounds] == pytest.approx([0.11, 0.22])
     # Each round has two clients and two directions. Each client's link carried 15 MB each way, headers included.
-    assert found.update_bytes == 2 * 4 * UPDATE
-    assert (found.wire_bytes, found.wire_counted) == (4 * 15_000_000, "ip")
-    assert found.wire_ratio == pytest.approx(60 / 8)
-    assert found.retransmissions == 3 * 7, "as its hosts counted"
-    assert found.cpu_seconds == ByKind(1.25, 2.5, None)
-    assert found.peak_rss_bytes == ByKind(100 << 20, 100 << 20, None)
-    assert found.accuracy == 0.75
+    assert measured.update_bytes == 2 * 4 * UPDATE
+    assert (measured.wire_bytes, measured.wire_counted) == (4 * 15_000_000, "ip")
+    assert measured.wire_ratio == pytest.approx(60 / 8)
+    assert measured.retransmissions == 3 * 7, "as its hosts counted"
+    assert measured.cpu_seconds == ByKind(1.25, 2.5, None)
+    assert measured.peak_rss_bytes == ByKind(100 << 20, 100 << 20, None)
+    assert measured.accuracy == 0.75
 
 
 def test_without_a_lab_the_transport_counts(tmp_path: Path) -> None:
-    found = measure(make(tmp_path / "a", rounds=2, lab=False))
-    assert (found.wire_bytes, found.wire_counted) == (2 * 4 * UPDATE, "transport")
-    assert found.cpu_seconds == ByKind()
+    measured = measure(make(tmp_path / "a", rounds=2, lab=False))
+    assert (measured.wire_bytes, measured.wire_counted) == (2 * 4 * UPDATE, "transport")
+    assert measured.cpu_seconds == ByKind()
 
 
 def test_a_broker_is_neither_server_nor_client(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_a_broker_is_neither_server_nor_client(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_a_cell(tmp_path: Path) -> None:
-    found = bench(tmp_path).run(Quiet(), execute=Fake())
-    for row in found.cells:
+    results = bench(tmp_path).run(Quiet(), execute=Fake())
+    for row in results.cells:
         assert (row.repetitions, row.rounds, row.incomplete_rounds) == (2, 4, 0)
         assert row.communication_seconds is not None
         assert table_of(row.communication_seconds) == pytest.approx({"count": 4, "min": 0.2, "median": 0.3, "max": 0.4})
@@ -68,13 +68,13 @@ def test_fedcomms_time_has_no_share_of_a_bound_of_both_ways() -> None:
         cell=1, repetition=1, settings={}, status="complete", reason=None, numbers=run, started="", seconds=2.0,
         record=None,
     )  # fmt: skip
-    found = table_of(figures(1, {}, "complete", [], [outcome]))
-    assert {key: value for key, value in found.items() if "share" in key} == {"share_of_bound": pytest.approx(1 / 1.1)}
+    row = table_of(figures(1, {}, "complete", [], [outcome]))
+    assert {key: value for key, value in row.items() if "share" in key} == {"share_of_bound": pytest.approx(1 / 1.1)}
 
 
 def test_the_tables_show_every_cell(tmp_path: Path) -> None:
-    found = bench(tmp_path, matrix={"transport": ["tcp", "memory"], "network": ["none", "wifi"]}, impossible="skip")
-    done = found.run(Quiet(), execute=Fake(fail=(("memory", 0), ("memory", 1))))
+    results = bench(tmp_path, matrix={"transport": ["tcp", "memory"], "network": ["none", "wifi"]}, impossible="skip")
+    done = results.run(Quiet(), execute=Fake(fail=(("memory", 0), ("memory", 1))))
     console = terminal.console()
     with console.capture() as caught:
         for table in tables(done.cells, list(done.axes)):

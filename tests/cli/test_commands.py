@@ -180,11 +180,11 @@ def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
 
 
 def test_doctor() -> None:
-    found = document("doctor", "--size", "1MiB")
-    assert set(found) == {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path"}
-    assert found["path"]["raw_bytes_per_second"] > 0
-    assert found["path"]["thalweg_bytes_per_second"] > 0
-    names = {check["name"] for check in found["checks"]}
+    printed = document("doctor", "--size", "1MiB")
+    assert set(printed) == {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path"}
+    assert printed["path"]["raw_bytes_per_second"] > 0
+    assert printed["path"]["thalweg_bytes_per_second"] > 0
+    names = {check["name"] for check in printed["checks"]}
     assert names >= {
         "root",
         "tun",
@@ -201,8 +201,8 @@ def test_doctor() -> None:
         "torch",
         "data mnist",
     }
-    assert all(check["cost"] and check["detail"] for check in found["checks"])
-    assert found["tcp"]["congestion"] in found["tcp"]["available"]
+    assert all(check["cost"] and check["detail"] for check in printed["checks"])
+    assert printed["tcp"]["congestion"] in printed["tcp"]["available"]
 
 
 def test_pki(tmp_path: Path) -> None:

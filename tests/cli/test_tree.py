@@ -41,8 +41,8 @@ def test_a_plan_is_printed_with_its_reasons(file: str) -> None:
 
 def test_options_go_over_the_plan(file: str) -> None:
     code, out, _ = invoke("tree", "plan", file, "--placement", "worst-fit", "--nodes", "2", "--json")
-    found = json.loads(out)
-    assert (code, [tree["clients"] for tree in found["plan"]["trees"]]) == (0, [10, 10])
+    printed = json.loads(out)
+    assert (code, [tree["clients"] for tree in printed["plan"]["trees"]]) == (0, [10, 10])
 
 
 def test_a_simulation_says_that_it_is_one(file: str) -> None:
@@ -51,8 +51,8 @@ def test_a_simulation_says_that_it_is_one(file: str) -> None:
     assert (code, len(lines)) == (0, 4)
     assert lines[1].startswith("  round 1: completed in ")
     assert lines[-1].startswith("simulated, and not accepted")
-    found = json.loads(invoke("tree", "simulate", file, "--json")[1])
-    assert (found["simulated"], found["accepted"], len(found["rounds"])) == (True, False, 2)
+    printed = json.loads(invoke("tree", "simulate", file, "--json")[1])
+    assert (printed["simulated"], printed["accepted"], len(printed["rounds"])) == (True, False, 2)
 
 
 def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:

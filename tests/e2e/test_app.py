@@ -119,17 +119,17 @@ def test_an_app_is_compared_by_a_bench(result: Result, own: Path) -> None:
         'repetitions = 1\n[base]\napp = "own.py:App"\n[base.job]\nclients = 2\nrounds = 1\n'
         'evaluate = "server"\n[matrix]\n"app.options.step" = [1.0, 2.0]\n"model.tensors" = [["head"], ["*"]]\n'
     )
-    found = result("bench", "compare.toml")
-    assert (found["status"], found["failed"], len(found["cells"])) == ("complete", 0, 4)
-    records = [Record(own / found["folder"] / path) for cell in found["cells"] for path in cell["records"]]
+    printed = result("bench", "compare.toml")
+    assert (printed["status"], printed["failed"], len(printed["cells"])) == ("complete", 0, 4)
+    records = [Record(own / printed["folder"] / path) for cell in printed["cells"] for path in cell["records"]]
     assert [record.entries[-1]["loss"] for record in records] == [1.5, 1.5, 3.0, 3.0]
     assert [record.manifest["update_bytes"] for record in records] == [16, 4064, 16, 4064]
 
 
 def address(server: Program) -> str:
-    found = re.search(r"tcp://[0-9.]+:([0-9]+)", server.until("listening on"))
-    assert found is not None
-    return f"tcp://127.0.0.1:{found[1]}"
+    match = re.search(r"tcp://[0-9.]+:([0-9]+)", server.until("listening on"))
+    assert match is not None
+    return f"tcp://127.0.0.1:{match[1]}"
 
 
 @pytest.mark.usefixtures("own")

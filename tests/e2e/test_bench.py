@@ -35,10 +35,10 @@ def write(folder: Path, *transports: str, repetitions: int = 1) -> str:
 
 
 def test_two_transports(result: Result, tmp_path: Path) -> None:
-    found = result("bench", write(tmp_path, "tcp", "memory", repetitions=2))
-    folder = tmp_path / found["folder"]
-    assert (found["status"], found["left"], found["failed"]) == ("complete", 0, 0)
-    tcp, memory = found["cells"]
+    printed = result("bench", write(tmp_path, "tcp", "memory", repetitions=2))
+    folder = tmp_path / printed["folder"]
+    assert (printed["status"], printed["left"], printed["failed"]) == ("complete", 0, 0)
+    tcp, memory = printed["cells"]
     for cell in (tcp, memory):
         assert (cell["status"], cell["repetitions"], cell["rounds"]) == ("complete", 2, 2)
         assert 0 < cell["communication_seconds"]["median"] <= cell["round_seconds"]["max"]
@@ -50,9 +50,9 @@ def test_two_transports(result: Result, tmp_path: Path) -> None:
     assert tcp["share_of_bound"] > 0
     assert tcp["cpu_seconds"]["clients"] > 0
     assert memory["cpu_seconds"]["clients"] is None
-    assert json.loads((folder / "bench.json").read_text())["cells"] == found["cells"]
+    assert json.loads((folder / "bench.json").read_text())["cells"] == printed["cells"]
     assert (folder / "bench.csv").read_text().count("\n") == 3
-    assert (tmp_path / found["report"]).is_file()
+    assert (tmp_path / printed["report"]).is_file()
     seeds = {path.name: Record(path).plan.job.seed for path in (folder / "records").iterdir()}
     assert seeds == {"0001.1": 0, "0002.1": 0, "0001.2": 1, "0002.2": 1}
 
@@ -71,8 +71,8 @@ def test_an_interrupted_bench_continues_with_the_missing_runs(
     preview = result("bench", "--resume", str(folder), "--dry-run")
     assert preview["runs"] == 4 - len(before)
     assert preview["estimate_is_measured"]
-    found = result("bench", "--resume", str(folder), "--no-report")
-    assert (found["status"], [cell["repetitions"] for cell in found["cells"]]) == ("complete", [2, 2])
+    printed = result("bench", "--resume", str(folder), "--no-report")
+    assert (printed["status"], [cell["repetitions"] for cell in printed["cells"]]) == ("complete", [2, 2])
     assert {name: (folder / "cells" / name).read_text() for name in before} == before, "they were not run again"
     assert sorted(path.name for path in (folder / "records").iterdir()) == ["0001.1", "0001.2", "0002.1", "0002.2"]
 

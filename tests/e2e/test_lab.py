@@ -268,10 +268,10 @@ def test_two_labs_side_by_side(start: Start, result: Run, labs: Path) -> None:
     code, _, err = start("lab", "exec", "--", *ADDRESS).end()
     assert code == 1
     assert "several labs run: lan, lan-2" in err
-    found = result("lab", "status")["labs"]
-    assert [lab["name"] for lab in found] == ["lan", "lan-2"]
-    assert list(found[0]["hosts"]) == ["client-1", "server"]
-    assert [len(lab["status"]["links"]) for lab in found] == [2, 4]
+    printed = result("lab", "status")["labs"]
+    assert [lab["name"] for lab in printed] == ["lan", "lan-2"]
+    assert list(printed[0]["hosts"]) == ["client-1", "server"]
+    assert [len(lab["status"]["links"]) for lab in printed] == [2, 4]
     before = states(labs)
     assert not {host.inode for host in before[0].hosts.values()} & {host.inode for host in before[1].hosts.values()}
     assert result("lab", "down", "lan")["down"] == ["lan"]

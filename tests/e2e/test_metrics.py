@@ -58,15 +58,15 @@ def test_a_node_that_is_started_by_hand_is_scraped(start: Callable[..., Program]
     east = start("node", "tcp://127.0.0.1:0", "--parent", parent, "--clients", "1", "--name", "east")
     url = node.until("metrics: http://127.0.0.1:").split()[-1]
     listening = node.until("listening on").split("listening on ")[1].strip()
-    found = scraped(url)
-    assert (found["thalweg_rounds_total"], found["thalweg_clients"]) == (0, 0)
-    assert found['thalweg_workers{node="west"}'] == 1
+    scrape = scraped(url)
+    assert (scrape["thalweg_rounds_total"], scrape["thalweg_clients"]) == (0, 0)
+    assert scrape['thalweg_workers{node="west"}'] == 1
     start("client", listening, "--name", "a")
     start("client", east.until("listening on").split("listening on ")[1].strip(), "--name", "b")
     server.until("round 4/")  # a node may count a round only after the server has reported its end
-    found = scraped(url)
-    assert found["thalweg_rounds_total"] >= 3
-    assert found['thalweg_updates_total{state="whole"}'] >= 3
+    scrape = scraped(url)
+    assert scrape["thalweg_rounds_total"] >= 3
+    assert scrape['thalweg_updates_total{state="whole"}'] >= 3
     server.process.send_signal(signal.SIGINT)
     server.end()
 
@@ -77,16 +77,16 @@ def test_a_run_of_two_nodes_is_scraped_while_it_goes_on(start: Callable[..., Pro
     run = start("run", *base, *tree, "--metrics", "0")
     url = run.until("metrics: http://127.0.0.1:").split()[-1]
     run.until("round 3/")
-    found = scraped(url)
-    assert found["thalweg_rounds_total"] >= 3
-    assert found['thalweg_updates_total{state="whole"}'] >= 6
-    assert found['thalweg_bytes_total{direction="between"}'] > 0
-    assert found["thalweg_clients"] == 2
+    scrape = scraped(url)
+    assert scrape["thalweg_rounds_total"] >= 3
+    assert scrape['thalweg_updates_total{state="whole"}'] >= 6
+    assert scrape['thalweg_bytes_total{direction="between"}'] > 0
+    assert scrape["thalweg_clients"] == 2
     for node in ("node-0", "node-1"):
-        assert found[f'thalweg_folds_total{{node="{node}"}}'] >= 2
-        assert found[f'thalweg_handover_seconds_count{{node="{node}"}}'] >= 1
-        assert found[f'thalweg_pool_places{{node="{node}"}}'] >= 2
-        assert found[f'thalweg_worker_deaths_total{{node="{node}"}}'] == 0
+        assert scrape[f'thalweg_folds_total{{node="{node}"}}'] >= 2
+        assert scrape[f'thalweg_handover_seconds_count{{node="{node}"}}'] >= 1
+        assert scrape[f'thalweg_pool_places{{node="{node}"}}'] >= 2
+        assert scrape[f'thalweg_worker_deaths_total{{node="{node}"}}'] == 0
     run.process.send_signal(signal.SIGINT)
     code, _, _ = run.end()
     assert code == 130

@@ -35,9 +35,9 @@ class App:
 
 
 def address(server: Program) -> str:
-    found = re.search(r"tcp://[0-9.]+:([0-9]+)", server.until("listening on"))
-    assert found is not None
-    return f"tcp://127.0.0.1:{found[1]}"
+    match = re.search(r"tcp://[0-9.]+:([0-9]+)", server.until("listening on"))
+    assert match is not None
+    return f"tcp://127.0.0.1:{match[1]}"
 
 
 @pytest.fixture

@@ -61,8 +61,8 @@ class App:
 
 def sockets() -> dict[str, str]:
     """Return the inode and the name of each socket of the transport, of every process of this machine."""
-    found = re.findall(r"([0-9]+) @(thalweg-shm-[0-9]+)", Path("/proc/net/unix").read_text())
-    return dict(found)
+    match = re.findall(r"([0-9]+) @(thalweg-shm-[0-9]+)", Path("/proc/net/unix").read_text())
+    return dict(match)
 
 
 def sockets_of(process: int) -> set[str]:
@@ -161,15 +161,15 @@ def test_another_user_is_turned_away(start: Start, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[job]\nrounds = 2\nclients = 1\n[model]\nname = 'payload:1MiB'\n")
     server = start("server", "job.toml", "--listen", "shm://localhost:0", "--json")
     line = server.until("listening on")
-    found = re.search(r"shm://localhost:([0-9]+)", line)
-    assert found is not None, line
+    match = re.search(r"shm://localhost:([0-9]+)", line)
+    assert match is not None, line
     stranger = subprocess.run(
-        ["/usr/bin/env", "python3", "-c", STRANGER, f"thalweg-shm-{found[1]}"],
+        ["/usr/bin/env", "python3", "-c", STRANGER, f"thalweg-shm-{match[1]}"],
         user=65534, cwd="/", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert stranger.stdout.strip() == "0", "it got an answer"
     server.until("runs as user 65534, this process as user 0")
-    client = start("client", f"shm://localhost:{found[1]}", "--name", "anna", "--json")
+    client = start("client", f"shm://localhost:{match[1]}", "--name", "anna", "--json")
     code, out, err = server.end()
     assert code == 0, err
     assert [entry["participants"] for entry in json.loads(out)["rounds"]] == [1, 1]

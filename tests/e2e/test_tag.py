@@ -67,9 +67,9 @@ def test_a_schema_that_cannot_be_run_is_refused_before_anything_starts(
 def test_a_cycle_is_refused_with_its_line(start: Callable[..., Program], tmp_path: Path) -> None:
     roles = [{"name": "one", "pair": ["top", "one"]}, {"name": "two", "pair": ["one", "two"]}]
     path = Path(schema(tmp_path, "a", "b", roles=roles))
-    found = json.loads(path.read_text())
-    found["channels"].append({"name": "back", "pair": ["two", "aggregator"]})
-    path.write_text(json.dumps(found, indent=1))
+    printed = json.loads(path.read_text())
+    printed["channels"].append({"name": "back", "pair": ["two", "aggregator"]})
+    path.write_text(json.dumps(printed, indent=1))
     code, _, err = start("run", *TREE, "--tag", str(path)).end()
     assert code == 2
     assert ", line " in err

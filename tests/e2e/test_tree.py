@@ -59,21 +59,21 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
     tree, done = trained("tree", "--aggregation", "tree", "--workers", "2")
     assert star == tree
     assert "tree" not in plain
-    found = done["tree"]
-    assert set(found) == {
+    work = done["tree"]
+    assert set(work) == {
         "nodes_used", "workers", "aggregators_created", "died", "warm", "commits", "aggregation_completion_seconds",
         "started", "start_us", "resume_us",
         "handover_us", "fold_us", "cpu_seconds", "pool_bytes", "sums_bytes", "routes", "routes_reason", "notes",
         "system", "switches",
     }  # fmt: skip
-    assert (found["nodes_used"], found["aggregators_created"]) == (1, found["workers"])
-    assert found["started"] == {"template": found["workers"], "program": 0}
-    assert 0 < found["start_us"]["p50"] <= found["start_us"]["p99"]
-    assert found["resume_us"] == {"p50": None, "p99": None}, "nobody has died"
-    assert (found["routes"], found["notes"] is None) in (("kernel", False), ("node", True))
-    assert set(found["cpu_seconds"]) == {"server", "workers"}
-    assert len(found["aggregation_completion_seconds"]) == 1
-    assert Record(tmp_path / done["record"]).manifest["tree"]["workers"] == found["workers"]
+    assert (work["nodes_used"], work["aggregators_created"]) == (1, work["workers"])
+    assert work["started"] == {"template": work["workers"], "program": 0}
+    assert 0 < work["start_us"]["p50"] <= work["start_us"]["p99"]
+    assert work["resume_us"] == {"p50": None, "p99": None}, "nobody has died"
+    assert (work["routes"], work["notes"] is None) in (("kernel", False), ("node", True))
+    assert set(work["cpu_seconds"]) == {"server", "workers"}
+    assert len(work["aggregation_completion_seconds"]) == 1
+    assert Record(tmp_path / done["record"]).manifest["tree"]["workers"] == work["workers"]
 
 
 def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
@@ -91,16 +91,16 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
     assert star == tree
     assert [row["participants"] for row in done["rounds"]] == [3, 3]
     assert [row["accuracy"] for row in done["rounds"]] == [row["accuracy"] for row in plain["rounds"]]
-    found = done["tree"]
-    assert (found["nodes_used"], found["top"], found["aggregators_created"], found["died"]) == (
+    work = done["tree"]
+    assert (work["nodes_used"], work["top"], work["aggregators_created"], work["died"]) == (
         2,
         "first-finished",
         2,
         0,
     )
-    assert found["nodes"] == [{"node": "node-0", "clients": 2}, {"node": "node-1", "clients": 1}]
-    assert set(found["cpu_seconds"]["gateways"]) == {"node-0", "node-1"}
-    assert all(seconds > 0 for seconds in found["aggregation_completion_seconds"])
+    assert work["nodes"] == [{"node": "node-0", "clients": 2}, {"node": "node-1", "clients": 1}]
+    assert set(work["cpu_seconds"]["gateways"]) == {"node-0", "node-1"}
+    assert all(seconds > 0 for seconds in work["aggregation_completion_seconds"])
     record = Record(tmp_path / done["record"])
     for row in record.rounds():
         fold = row["fold"]

@@ -24,9 +24,9 @@ def test_a_run_is_encrypted_if_asked(result: Callable[..., Any], pattern: str) -
 
 
 def port(server: Program) -> str:
-    found = re.search(r"zmq://[0-9.]+:([0-9]+)", server.until("listening on"))
-    assert found is not None
-    return found[1]
+    match = re.search(r"zmq://[0-9.]+:([0-9]+)", server.until("listening on"))
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

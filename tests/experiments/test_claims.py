@@ -63,14 +63,14 @@ def claim(kind: str, **keys: Any) -> dict[str, Any]:
     ],
 )
 def test_verdicts(asked: dict[str, Any], seen: str, words: str) -> None:
-    found = judge(asked, cells(), [])
-    assert (found.seen, found.words, found.runs) == (seen, f"{words}; 3 runs", 3)
+    judged = judge(asked, cells(), [])
+    assert (judged.seen, judged.words, judged.runs) == (seen, f"{words}; 3 runs", 3)
 
 
 def test_one_run_is_no_answer() -> None:
     for value in (1.25, 2.0):
-        found = judge(claim("ratio", of=TCP, to=UDP, value=value), cells(runs=1), [])
-        assert (found.seen, found.words, found.runs) == ("one run", "1.25", 1)
+        judged = judge(claim("ratio", of=TCP, to=UDP, value=value), cells(runs=1), [])
+        assert (judged.seen, judged.words, judged.runs) == ("one run", "1.25", 1)
     old = [Cell(one.labels, {"seconds": one.numbers["seconds"], "accuracy": []}) for one in cells(runs=1)]
     assert judge(claim("more", of=TCP, to=UDP), old, []).seen == "one run", "of before there was by_run"
 
@@ -86,8 +86,8 @@ def test_runs_that_differ_are_no_answer() -> None:
 
 def test_a_hundredth_more_is_not_more() -> None:
     alike = cells(spread=0.0, tcp_3g=20.2, tcp_wifi=20.2)
-    found = judge(claim("more", of=TCP, to=UDP), alike, [])
-    assert (found.seen, found.words) == ("no", "1.01; 3 runs")
+    judged = judge(claim("more", of=TCP, to=UDP), alike, [])
+    assert (judged.seen, judged.words) == ("no", "1.01; 3 runs")
 
 
 def test_a_ratio_agrees_only_on_its_side_of_one() -> None:
@@ -110,8 +110,8 @@ def test_runs_of_the_same_are_seldom_more() -> None:
 
 def test_medians_alone_are_not_judged() -> None:
     old = [Cell(one.labels, {"seconds": one.numbers["seconds"], "runs": 3, "accuracy": []}) for one in cells()]
-    found = judge(claim("more", of=TCP, to=UDP), old, [])
-    assert (found.seen, found.words) == ("not judged", "of 3 runs of tcp, 3g only the median was kept")
+    judged = judge(claim("more", of=TCP, to=UDP), old, [])
+    assert (judged.seen, judged.words) == ("not judged", "of 3 runs of tcp, 3g only the median was kept")
 
 
 def test_only_the_cells_of_a_claim_decide_how_many_runs_it_has() -> None:
@@ -140,9 +140,9 @@ def test_what_was_added_is_against_another_figure() -> None:
     ],
 )
 def test_a_claim_without_its_values_is_not_measured(asked: dict[str, Any], measured: list[Cell]) -> None:
-    found = judge(asked, measured, [])
-    assert found.seen == "not measured"
-    assert found.words.startswith("without ")
+    judged = judge(asked, measured, [])
+    assert judged.seen == "not measured"
+    assert judged.words.startswith("without ")
 
 
 def test_accuracies_are_compared_at_the_end() -> None:
@@ -151,8 +151,8 @@ def test_accuracies_are_compared_at_the_end() -> None:
 
     asked = claim("close", of=TCP, to=UDP, value=0.005)
     assert judge(asked, [at("tcp", 0.801, 0.802), at("udp", 0.803, 0.804)], []).seen == "yes"
-    found = judge(asked, [at("tcp", 0.80, 0.80), at("udp", 0.81, 0.81)], [])
-    assert (found.seen, found.words) == ("no", "-1.00 points; 2 runs")
+    judged = judge(asked, [at("tcp", 0.80, 0.80), at("udp", 0.81, 0.81)], [])
+    assert (judged.seen, judged.words) == ("no", "-1.00 points; 2 runs")
     worse = claim("worse", of=TCP, to=UDP)
     assert judge(worse, [at("tcp", 0.80, 0.80), at("udp", 0.81, 0.81)], []).seen == "yes"
     assert judge(worse, [at("tcp", 0.80, 0.82), at("udp", 0.81, 0.81)], []).seen == "undecided"
@@ -186,8 +186,8 @@ def rates(**changed: Any) -> list[Cell]:
     ],
 )
 def test_verdicts_on_goodput(asked: dict[str, Any], seen: str, words: str) -> None:
-    found = judge({**asked, "number": "goodput"}, rates(), [])
-    assert (found.seen, found.words) == (seen, f"{words}; 2 runs")
+    judged = judge({**asked, "number": "goodput"}, rates(), [])
+    assert (judged.seen, judged.words) == (seen, f"{words}; 2 runs")
 
 
 def test_each_of_them_is_above_and_alike() -> None:

@@ -75,18 +75,18 @@ def test_links_of_clients_that_were_not_chosen_limit_nothing() -> None:
 
 
 def test_a_record_has_all_numbers(tmp_path: Path) -> None:
-    found = goodput.of_run(read_run(records.make(tmp_path / "run", rounds=1)))
+    cell_numbers = goodput.of_run(read_run(records.make(tmp_path / "run", rounds=1)))
     # Both clients' updates of 1 MB arrive at the same time, from 0.01 s to 0.1 s after they were sent.
     each = records.UPDATE * 8 / 0.09
-    assert found["clients"] == 2
-    assert found["goodput"] == measured.rounded(2 * each)
-    assert found["slowest"] == measured.rounded(each)
-    assert found["flows"] == {name: measured.rounded(each) for name in ("client-1", "client-2")}
-    assert (found["jain"], found["missing"]) == (1.0, 0.0)
-    assert found["ceiling"] == pytest.approx(2 * 60e6 * 1448 / 1500)
-    assert found["lost"] == pytest.approx(1 - 14_775_000 / 15_000_000)
-    assert found["queue_drops"] == 100
-    assert found["queue_seconds_max"] == pytest.approx(200_000 * 8 / 60e6)
+    assert cell_numbers["clients"] == 2
+    assert cell_numbers["goodput"] == measured.rounded(2 * each)
+    assert cell_numbers["slowest"] == measured.rounded(each)
+    assert cell_numbers["flows"] == {name: measured.rounded(each) for name in ("client-1", "client-2")}
+    assert (cell_numbers["jain"], cell_numbers["missing"]) == (1.0, 0.0)
+    assert cell_numbers["ceiling"] == pytest.approx(2 * 60e6 * 1448 / 1500)
+    assert cell_numbers["lost"] == pytest.approx(1 - 14_775_000 / 15_000_000)
+    assert cell_numbers["queue_drops"] == 100
+    assert cell_numbers["queue_seconds_max"] == pytest.approx(200_000 * 8 / 60e6)
 
 
 def outcome(status: str, cell: int, record: str | None) -> Outcome:
@@ -102,7 +102,7 @@ def test_cells_have_the_median_of_their_runs(tmp_path: Path) -> None:
         records.make(tmp_path / f"run-{number}", rounds=number)
         runs.append(outcome("complete", 7, f"run-{number}"))
     runs.append(outcome("failed", 8, None))
-    found = goodput.by_cell(runs, tmp_path)
-    assert list(found) == [7]
-    assert found[7]["goodput_by_run"][1] == found[7]["goodput"]
-    assert len(found[7]["share_by_run"]) == 3
+    cell_numbers = goodput.by_cell(runs, tmp_path)
+    assert list(cell_numbers) == [7]
+    assert cell_numbers[7]["goodput_by_run"][1] == cell_numbers[7]["goodput"]
+    assert len(cell_numbers[7]["share_by_run"]) == 3

@@ -50,18 +50,18 @@ def test_a_box_leaves_out_what_is_far_away() -> None:
 
 def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     plan = Plan.loads(RING).merge({"record.folder": str(tmp_path)})
-    found = iterations.of_run(read_run(job.run(plan, LineProgress()).record.path))
-    assert found["used"] == 1.0
-    assert found["timeouts"] == 0.0
-    assert 0.5 < found["sent"] < 1.2  # bytes that are in flight at the end are not counted
-    assert [point["round"] for point in found["curve"]] == [1, 2]
-    assert found["reached"] == pytest.approx(found["curve"][-1]["accuracy"])
-    assert found["box"][0] <= found["exchange_median"] <= found["box"][-1]
-    assert found["graph"]["edges"] == [[0, 1], [0, 2], [1, 2]]
-    assert found["drift"] < 1e-6
-    joined = iterations.joined([found, found])
+    cell_numbers = iterations.of_run(read_run(job.run(plan, LineProgress()).record.path))
+    assert cell_numbers["used"] == 1.0
+    assert cell_numbers["timeouts"] == 0.0
+    assert 0.5 < cell_numbers["sent"] < 1.2  # bytes that are in flight at the end are not counted
+    assert [point["round"] for point in cell_numbers["curve"]] == [1, 2]
+    assert cell_numbers["reached"] == pytest.approx(cell_numbers["curve"][-1]["accuracy"])
+    assert cell_numbers["box"][0] <= cell_numbers["exchange_median"] <= cell_numbers["box"][-1]
+    assert cell_numbers["graph"]["edges"] == [[0, 1], [0, 2], [1, 2]]
+    assert cell_numbers["drift"] < 1e-6
+    joined = iterations.joined([cell_numbers, cell_numbers])
     assert joined["used_by_run"] == [1.0, 1.0]
-    assert joined["curve"] == found["curve"]
+    assert joined["curve"] == cell_numbers["curve"]
 
 
 def test_busy_time_is_all_but_idle_and_waiting_for_disks() -> None:

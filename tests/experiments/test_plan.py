@@ -171,10 +171,10 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
     files = draw(name, tmp_path / "measured.json", tmp_path)
     assert len(files) == 2 * len(experiment.modes)
     assert all(file.stat().st_size > 1000 for file in files)
-    found = judge(name, tmp_path / "measured.json")
-    assert len(found) == len(claims.read(ROOT / name / "expected.json"))
+    judged = judge(name, tmp_path / "measured.json")
+    assert len(judged) == len(claims.read(ROOT / name / "expected.json"))
     # Claims that need another figure's numbers cannot be judged yet.
-    here = [one for one in found if "base" not in one.claim]
+    here = [one for one in judged if "base" not in one.claim]
     assert {verdict.seen for one in here for verdict in one.verdicts.values()} <= {claims.ONE_RUN}
 
 

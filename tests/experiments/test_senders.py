@@ -22,10 +22,10 @@ not a socket
 
 
 def test_the_numbers_of_ss_are_by_port() -> None:
-    found = senders.parsed(SAID)
-    assert list(found) == ["40001", "40002"]
-    assert found["40002"] == {"mss": 1448, "cwnd": 10, "again": 0, "repeats": 0}
-    line = senders.timeline([(0.0, found["40001"])])
+    cell_numbers = senders.parsed(SAID)
+    assert list(cell_numbers) == ["40001", "40002"]
+    assert cell_numbers["40002"] == {"mss": 1448, "cwnd": 10, "again": 0, "repeats": 0}
+    line = senders.timeline([(0.0, cell_numbers["40001"])])
     assert line == {"seconds": [0.0], "cwnd": [40], "in_flight": [15], "window": [40.0], "repeats": [3]}
 
 
@@ -47,11 +47,11 @@ def samples(folder: Path, name: str = "0001.1") -> Path:
 
 
 def test_a_timeline_is_of_the_update_alone(tmp_path: Path) -> None:
-    found = senders.of_file(samples(tmp_path))
-    assert found["timeline"]["seconds"] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert found["timeline"]["cwnd"] == [2, 3, 4, 5, 6]
-    assert found["timeline"]["window"] == [20.0] * 5
-    assert found["rivals"] == {"rival 1": 8 * 500_000}
+    cell_numbers = senders.of_file(samples(tmp_path))
+    assert cell_numbers["timeline"]["seconds"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert cell_numbers["timeline"]["cwnd"] == [2, 3, 4, 5, 6]
+    assert cell_numbers["timeline"]["window"] == [20.0] * 5
+    assert cell_numbers["rivals"] == {"rival 1": 8 * 500_000}
 
 
 def test_a_run_that_nobody_could_watch_has_no_timeline(tmp_path: Path) -> None:
@@ -62,12 +62,12 @@ def test_a_run_that_nobody_could_watch_has_no_timeline(tmp_path: Path) -> None:
 
 def test_rivals_count_among_the_flows(tmp_path: Path) -> None:
     alone: dict[str, Any] = goodput.of_run(read_run(records.make(tmp_path / "run", names=("client-1",))))
-    found = goodput.with_senders(alone, samples(tmp_path))
+    cell_numbers = goodput.with_senders(alone, samples(tmp_path))
     rates = [alone["flows"]["client-1"], 4e6]
-    assert list(found["flows"].values()) == rates
-    assert found["rivals"] == 4e6
-    assert found["jain"] == rounded(goodput.jain(rates))
-    assert goodput.joined([found, found])["timeline"] == found["timeline"]
+    assert list(cell_numbers["flows"].values()) == rates
+    assert cell_numbers["rivals"] == 4e6
+    assert cell_numbers["jain"] == rounded(goodput.jain(rates))
+    assert goodput.joined([cell_numbers, cell_numbers])["timeline"] == cell_numbers["timeline"]
 
 
 def test_a_process_descends_from_those_that_started_it() -> None:

@@ -17,26 +17,30 @@ FOLDER = ROOT / "lifl" / "fig08"
 def test_a_figure_is_what_its_plan_gives(name: str) -> None:
     folder = ROOT / "lifl" / name
     figure = simulated.load(folder)
-    found = simulated.rows(figure)
+    simulated_rows = simulated.rows(figure)
     why = simulated.why_not(figure, folder.parent)
-    judged = simulated.verdicts(figure, found, accepted=why is None)
+    judged = simulated.verdicts(figure, simulated_rows, accepted=why is None)
     kept = json.loads((folder / "simulated.json").read_text())
     assert (kept["simulated"], kept["accepted"], kept["why"]) == (True, why is None, why)
-    assert (kept["rows"], kept["claims"]) == (found, judged), f"run python -m experiments.simulated lifl/{name}"
-    assert simulated.table(found, judged, "nobody looked").endswith("simulated, and not accepted: nobody looked.")
-    assert simulated.of_file(folder) in simulated.table(found, judged, why)
+    assert (kept["rows"], kept["claims"]) == (simulated_rows, judged), (
+        f"run python -m experiments.simulated lifl/{name}"
+    )
+    assert simulated.table(simulated_rows, judged, "nobody looked").endswith(
+        "simulated, and not accepted: nobody looked."
+    )
+    assert simulated.of_file(folder) in simulated.table(simulated_rows, judged, why)
 
 
 def test_nodes_used_are_the_papers_and_a_claim_can_be_missed() -> None:
     figure = simulated.load(FOLDER)
-    found = simulated.rows(figure)
-    accepted = simulated.verdicts(figure, found, accepted=True)
+    simulated_rows = simulated.rows(figure)
+    accepted = simulated.verdicts(figure, simulated_rows, accepted=True)
     nodes = [one for one in accepted if one["claim"].startswith("nodes used")]
     assert len(nodes) == 12
     assert all(one["verdict"] for one in nodes)
     greedy = figure.model_copy(update={"ratios": [figure.ratios[0].model_copy(update={"paper": 1e6})]})
-    assert simulated.verdicts(greedy, found, accepted=True)[0]["verdict"] is False
-    unmet = simulated.verdicts(greedy, found, accepted=False)
+    assert simulated.verdicts(greedy, simulated_rows, accepted=True)[0]["verdict"] is False
+    unmet = simulated.verdicts(greedy, simulated_rows, accepted=False)
     assert {one["verdict"] for one in unmet} == {None}, "a simulation that is not accepted answers nothing"
     assert "| 1e+06 | 3.84 | not judged |" in simulated.claims_table(unmet, "nobody looked")
 
@@ -54,5 +58,5 @@ def test_times_are_accepted_by_live_runs(cells: list[tuple[str, float, int]], wh
     made = [{"labels": {}, "system": system, "off": off, "nodes_used": nodes} for system, off, nodes in cells]
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "measured.json").write_text(json.dumps({"modes": {"live": {"cells": made}}}))
-    found = simulated.why_not(simulated.load(FOLDER), tmp_path)
-    assert found is None if why is None else str(found).startswith(why)
+    reason = simulated.why_not(simulated.load(FOLDER), tmp_path)
+    assert reason is None if why is None else str(reason).startswith(why)

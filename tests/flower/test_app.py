@@ -33,13 +33,13 @@ def folder(place: Path, text: str = WHOLE) -> Path:
 
 
 def test_a_folder_says_what_it_is(tmp_path: Path) -> None:
-    found = app.read(folder(tmp_path))
-    assert (found.server, found.client) == ("demo.server:app", "demo.client:app")
-    assert found.config == {"rounds": 3, "model.layers.count": 2}
-    assert found.nodes == 3
-    assert found.run_config({"rounds": 5})["rounds"] == 5
+    app_folder = app.read(folder(tmp_path))
+    assert (app_folder.server, app_folder.client) == ("demo.server:app", "demo.client:app")
+    assert app_folder.config == {"rounds": 3, "model.layers.count": 2}
+    assert app_folder.nodes == 3
+    assert app_folder.run_config({"rounds": 5})["rounds"] == 5
     with pytest.raises(PlanError, match="no run configuration 'epochs'"):
-        found.run_config({"epochs": 1})
+        app_folder.run_config({"epochs": 1})
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_the_command_line_overrides_the_apps_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reference", ["math:pi", "math:nothing", "no_such_module:app", "this:app.inner"])
 def test_what_cannot_be_imported_is_the_apps_error(tmp_path: Path, reference: str) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
-    found = app.read(folder(tmp_path, WHOLE.replace("demo.server:app", reference)))
+    app_folder = app.read(folder(tmp_path, WHOLE.replace("demo.server:app", reference)))
     with pytest.raises(AppError, match=reference):
-        found.load_server()
+        app_folder.load_server()

@@ -20,9 +20,9 @@ LEGACY = f"flower:{APPS / 'numpy_legacy'}"
 
 def test_apps_and_their_configurations_are_axes() -> None:
     matrix = {"app": [MESSAGES, LEGACY], "transport": ["tcp", "grpc"], "app.options.num-server-rounds": [1, 2]}
-    found = Matrix.of(BenchPlan.of({"matrix": matrix}))
-    assert len(found.cells) == 8
-    last = found.cells[-1].plan
+    made = Matrix.of(BenchPlan.of({"matrix": matrix}))
+    assert len(made.cells) == 8
+    last = made.cells[-1].plan
     assert last.app is not None
     assert (last.app.object, last.app.options, last.scheme) == (LEGACY, {"num-server-rounds": 2}, "grpc")
 
@@ -68,12 +68,12 @@ def test_a_dry_run_knows_what_an_app_would_send() -> None:
     from thalweg.plan.least import least
 
     plan = plan_of(APPS / "numpy_messages", {"job.clients": 2, "transport.url": "tcp", "network": "wifi"})
-    found = preview(plan)
-    assert (found.rounds, found.clients, found.fold) == (3, 2, "auto")
-    assert found.update_bytes is not None
-    assert found.update_bytes > 0
-    assert found.estimate_seconds == least(plan, found.update_bytes, 3) > 0
+    previewed = preview(plan)
+    assert (previewed.rounds, previewed.clients, previewed.fold) == (3, 2, "auto")
+    assert previewed.update_bytes is not None
+    assert previewed.update_bytes > 0
+    assert previewed.estimate_seconds == least(plan, previewed.update_bytes, 3) > 0
     (cell,) = Matrix.of(BenchPlan.of({"base": {"job": {"clients": 2}}, "matrix": {
         "app": [MESSAGES], "transport": ["tcp"], "network": ["wifi"],
     }})).cells  # fmt: skip
-    assert Estimate([cell]).cell(cell.number) == pytest.approx(found.estimate_seconds)
+    assert Estimate([cell]).cell(cell.number) == pytest.approx(previewed.estimate_seconds)

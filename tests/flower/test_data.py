@@ -244,9 +244,9 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_make(tmp_path: Path) 
     folder = app(tmp_path / "app", f"{IMPORT}FederatedDataset(dataset='{IRIS}')\nFederatedDataset(dataset='a/b')")
     done = CliRunner().invoke(cli, ["flower", "data", str(folder), "--to", str(tmp_path), "--json"])
     assert done.exit_code == 1
-    found = json.loads(done.stdout)
-    assert {one["name"]: one["state"] for one in found["datasets"]} == {IRIS: "written", "a/b": "missing"}
-    assert found["environment"] == {"HF_HUB_OFFLINE": "1"}
+    printed = json.loads(done.stdout)
+    assert {one["name"]: one["state"] for one in printed["datasets"]} == {IRIS: "written", "a/b": "missing"}
+    assert printed["environment"] == {"HF_HUB_OFFLINE": "1"}
     (folder / "app" / "task.py").write_text(f"{IMPORT}FederatedDataset(dataset=some)")
     done = CliRunner().invoke(cli, ["flower", "data", str(folder), "--to", str(tmp_path), "--dataset", IRIS])
     assert done.exit_code == 1

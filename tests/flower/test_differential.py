@@ -59,10 +59,10 @@ class Plain(Grid):
 @pytest.mark.e2e
 def test_a_model_is_that_of_plain_calls(tmp_path: Path) -> None:
     plain, collected, folded = (tmp_path / f"{name}.npz" for name in ("plain", "collected", "folded"))
-    found = app.read(APPS / "numpy_messages")
-    config = found.run_config({"output": str(plain)})
+    app_folder = app.read(APPS / "numpy_messages")
+    config = app_folder.run_config({"output": str(plain)})
     compat.identify(1)
-    client, server = found.load_client(), found.load_server()
+    client, server = app_folder.load_client(), app_folder.load_server()
     seed_all(0)  # because strategies draw the order of nodes
     server(Plain(client, config), Context(1, 1, {}, RecordDict(), config))
     for output, fold in ((collected, "off"), (folded, "auto")):

@@ -131,8 +131,8 @@ def trained(
     """Run a strategy over a network; return the model, the metrics of trainings, and which trainings were folded."""
     watcher = Rounds()
     seed_all(1)  # because strategies draw nodes, and some draw noise
-    with network(answers) as found, fold.installed():
-        grid = found.grid(watcher=watcher, **options)
+    with network(answers) as running, fold.installed():
+        grid = running.grid(watcher=watcher, **options)
         result = make().start(grid=grid, initial_arrays=start_arrays(), num_rounds=rounds)
     arrays = {name: array.numpy() for name, array in result.arrays.items()}
     return arrays, result.train_metrics_clientapp, watcher.folds
@@ -190,10 +190,10 @@ def test_a_strategys_model_is_the_same_folded_and_collected(name: str) -> None:
 
 
 def test_a_mean_is_by_weight_and_counters_become_floats() -> None:
-    found, _, folds = trained(FedAvg, rounds=1)
+    model, _, folds = trained(FedAvg, rounds=1)
     assert folds == [True]
-    assert found["steps"].dtype == np.float64
-    assert found["w"].dtype == np.float32
+    assert model["steps"].dtype == np.float64
+    assert model["w"].dtype == np.float32
     draws = [np.random.default_rng((partition, 1)) for partition in range(NODES)]
     first = [np.ones((30, 5), np.float32) + draw.standard_normal((30, 5)) + 1 for draw in draws]
     weights = []
@@ -201,7 +201,7 @@ def test_a_mean_is_by_weight_and_counters_become_floats() -> None:
         for shape in (() if SCALARS else (1,), (4,), (5,), (3, 4)):
             draw.standard_normal(shape)
         weights.append(int(draw.integers(1, 100)))
-    np.testing.assert_allclose(found["w"], np.average(first, axis=0, weights=weights), rtol=1e-5)
+    np.testing.assert_allclose(model["w"], np.average(first, axis=0, weights=weights), rtol=1e-5)
 
 
 def test_a_nodes_order_of_arrays_is_its_own() -> None:
@@ -281,9 +281,9 @@ def test_other_arrays_in_one_reply_end_no_run() -> None:
         content["arrays"]["more"] = Array(np.ones(2))
 
     for folds in (True, False):
-        found, _, _ = trained(FedAvg, (train, train, other(more)), folds=folds)
+        model, _, _ = trained(FedAvg, (train, train, other(more)), folds=folds)
         alone, _, _ = trained(FedAvg, (train, train), folds=folds)
-        np.testing.assert_allclose(found["w"], alone["w"], rtol=1e-5)
+        np.testing.assert_allclose(model["w"], alone["w"], rtol=1e-5)
 
 
 def test_replies_without_the_weight_that_a_strategy_wants_are_flowers_error() -> None:
@@ -307,8 +307,8 @@ def test_a_late_reply_is_in_no_mean() -> None:
         release.wait(LIMIT)
 
     answers = (train, train, other(late, only_in=1))
-    with network(answers) as found, fold.installed():
-        grid = found.grid()
+    with network(answers) as running, fold.installed():
+        grid = running.grid()
         result = FedAvg(fraction_evaluate=0.0).start(
             grid=grid, initial_arrays=start_arrays(), num_rounds=1, timeout=1.0
         )
@@ -327,8 +327,8 @@ def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
     strategy = Looking()
     original = strategy._check_and_log_replies
 
-    with network((train,) * 2) as found, fold.installed():
-        grid = found.grid()
+    with network((train,) * 2) as running, fold.installed():
+        grid = running.grid()
         sent = strategy.configure_train(1, start_arrays(), ConfigRecord(), grid)
         # If the caller is not Flower's own loop, it gets all arrays.
         whole = grid.send_and_receive(sent)
@@ -402,17 +402,17 @@ def test_initial_arrays_are_freed_but_for_those_that_a_strategy_keeps(
     keeping = Comparing()
     for strategy in (FedAvg(), keeping):
         begun.clear()
-        with network((train_floats,) * 2) as found, fold.installed():
-            strategy.start(found.grid(folds=folds), given, num_rounds=3, evaluate_fn=look)
+        with network((train_floats,) * 2) as running, fold.installed():
+            strategy.start(running.grid(folds=folds), given, num_rounds=3, evaluate_fn=look)
     assert alive == [True, True, False, False, True, True, True, True]
     assert keeping.first is not None
     np.testing.assert_array_equal(keeping.first["w"].numpy(), given["w"].numpy())
 
 
 def test_the_mean_of_collected_replies_is_kept_as_it_is_summed_up() -> None:
-    with network((train_floats,) * 3) as found, fold.installed():
+    with network((train_floats,) * 3) as running, fold.installed():
         given = ArrayRecord({"w": Array(np.ones((30, 5), np.float32))})
-        result = FedAvg().start(found.grid(folds=False), given, num_rounds=1)
+        result = FedAvg().start(running.grid(folds=False), given, num_rounds=1)
         mine = Array(np.ones(3))
     assert isinstance(result.arrays["w"], View)
     assert type(mine) is Array, "arrays of others are Flower's"

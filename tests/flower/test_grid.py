@@ -82,12 +82,12 @@ def test_replies_come_as_a_list_in_the_order_of_the_messages(opened: Open) -> No
     assert isinstance(replies, list)
     assert [reply.content["metrics"]["partition"] for reply in replies] == [2, 1, 0]
     for message, reply in zip(reversed(sent), replies, strict=True):
-        asked, given = message.metadata, reply.metadata
-        assert given.reply_to_message_id == asked.message_id != ""
-        assert (given.src_node_id, given.dst_node_id) == (asked.dst_node_id, compat.SERVER_NODE)
-        assert (given.group_id, given.message_type, given.run_id) == ("3", "train", 7)
-        assert given.message_id not in ("", asked.message_id)
-        assert 0 < given.ttl <= asked.ttl
+        asked, answered = message.metadata, reply.metadata
+        assert answered.reply_to_message_id == asked.message_id != ""
+        assert (answered.src_node_id, answered.dst_node_id) == (asked.dst_node_id, compat.SERVER_NODE)
+        assert (answered.group_id, answered.message_type, answered.run_id) == ("3", "train", 7)
+        assert answered.message_id not in ("", asked.message_id)
+        assert 0 < answered.ttl <= asked.ttl
         np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), [0, 1, 2, 3])
 
 
@@ -97,13 +97,13 @@ def test_a_node_keeps_its_id_and_its_context(opened: Open) -> None:
         seen["count"] += 1
         assert context.run_config == {"rate": 0.5}
         assert context.run_id == 7
-        told = {"count": seen["count"], "node": context.node_id, "to": message.metadata.dst_node_id}
-        return Message(RecordDict({"m": MetricRecord(told)}), reply_to=message)
+        seen_by_node = {"count": seen["count"], "node": context.node_id, "to": message.metadata.dst_node_id}
+        return Message(RecordDict({"m": MetricRecord(seen_by_node)}), reply_to=message)
 
-    found = opened((count,))
-    grid = found.grid()
+    grid_and_nodes = opened((count,))
+    grid = grid_and_nodes.grid()
     (node,) = grid.get_node_ids()
-    assert node == found.grid().get_node_ids()[0] != compat.SERVER_NODE
+    assert node == grid_and_nodes.grid().get_node_ids()[0] != compat.SERVER_NODE
     for number in (1, 2, 3):
         (reply,) = grid.send_and_receive(messages(grid, kind="query"))
         assert dict(reply.content["m"]) == {"count": number, "node": node, "to": node}
@@ -172,10 +172,10 @@ def test_without_time_the_messages_go_out_and_nothing_is_waited_for(opened: Open
     grid = opened((echo,)).grid()
     sent = messages(grid)
     assert grid.send_and_receive(sent, timeout=timeout) == []
-    found: list[Message] = []
-    while not found:
-        found = grid.pull_messages([sent[0].metadata.message_id])
-    assert found[0].has_content()
+    replies: list[Message] = []
+    while not replies:
+        replies = grid.pull_messages([sent[0].metadata.message_id])
+    assert replies[0].has_content()
 
 
 def test_nothing_to_send_is_nothing_to_wait_for(opened: Open) -> None:
@@ -226,13 +226,13 @@ def test_a_reply_that_came_in_time_can_be_pulled_later(opened: Open, monkeypatch
     grid = opened().grid()
     monkeypatch.setattr("thalweg.flower.grid.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     ids = grid.push_messages(messages(grid, ttl=3600.0))
-    found: list[Message] = []
-    while not found:
-        found = grid.pull_messages(ids[1:])
+    replies: list[Message] = []
+    while not replies:
+        replies = grid.pull_messages(ids[1:])
     now[0] += 1e9
-    while len(found) < 2:
-        found += grid.pull_messages(ids[:1])
-    assert all(reply.has_content() for reply in found)
+    while len(replies) < 2:
+        replies += grid.pull_messages(ids[:1])
+    assert all(reply.has_content() for reply in replies)
 
 
 @pytest.mark.parametrize("spoil", ["ttl", "reply", "error"])
@@ -258,11 +258,11 @@ def test_an_app_that_raises_is_an_error_with_its_words(opened: Open) -> None:
 
 def test_a_node_that_leaves_is_an_error_at_once(opened: Open) -> None:
     release = threading.Event()
-    found = opened((held(release), echo))
-    grid = found.grid()
+    grid_and_nodes = opened((held(release), echo))
+    grid = grid_and_nodes.grid()
     sent = messages(grid)
     grid.push_messages(sent)
-    found.clients["client-1"].close("it has to go")
+    grid_and_nodes.clients["client-1"].close("it has to go")
     gone: list[Message] = []
     while not gone:
         gone = grid.pull_messages([sent[0].metadata.message_id])

@@ -126,10 +126,10 @@ def ran(answers: Mapping[str, Answer], before_end: Callable[[], None] = lambda: 
 def test_nothing_of_a_folded_reply_whose_head_lies_is_in_the_mean(name: str) -> None:
     values = {"anna": 1.0, "ben": 4.0, "liar": 1e6}
     answers = {"anna": honest(1.0, 1), "ben": honest(4.0, 2), "liar": honest(1e6, 7, FOLDED_LIES[name])}
-    found = ran(answers)
-    assert found.check(values) == ["anna", "ben"]
-    assert found.states()["liar"] == "rejected"
-    assert found.rows[0]["folded"]
+    run_result = ran(answers)
+    assert run_result.check(values) == ["anna", "ben"]
+    assert run_result.states()["liar"] == "rejected"
+    assert run_result.rows[0]["folded"]
 
 
 @pytest.mark.parametrize("name", WHOLE_LIES)
@@ -137,9 +137,9 @@ def test_nothing_of_a_folded_reply_whose_head_lies_is_in_the_mean(name: str) -> 
 def test_a_whole_reply_that_lies_is_an_error_and_nobody_else_notices(name: str, folds: bool) -> None:
     values = {"anna": 1.0, "ben": 4.0, "liar": 1e6}
     lie = fetched(1e6, 7, WHOLE_LIES[name]) if folds else honest(1e6, 7, WHOLE_LIES[name])
-    found = ran({"anna": honest(1.0, 1), "ben": honest(4.0, 2), "liar": lie}, folds=folds)
-    assert found.check(values) == ["anna", "ben"]
-    assert found.states()["liar"] == "rejected"
+    run_result = ran({"anna": honest(1.0, 1), "ben": honest(4.0, 2), "liar": lie}, folds=folds)
+    assert run_result.check(values) == ["anna", "ben"]
+    assert run_result.states()["liar"] == "rejected"
 
 
 class Clock:
@@ -164,9 +164,9 @@ def test_a_reply_counts_by_its_arrival(monkeypatch: pytest.MonkeyPatch, folds: b
     clock = Clock()
     monkeypatch.setattr(grid, "time", clock)
     members = {"anna": honest(1.0, 1), "ben": honest(4.0, 2), "slow": silent}
-    found = ran(members, before_end=clock.move_on, folds=folds)
-    assert found.check({"anna": 1.0, "ben": 4.0}) == ["anna", "ben"]
-    assert found.states() == {"anna": "whole", "ben": "whole", "slow": "lost"}
+    run_result = ran(members, before_end=clock.move_on, folds=folds)
+    assert run_result.check({"anna": 1.0, "ben": 4.0}) == ["anna", "ben"]
+    assert run_result.states() == {"anna": "whole", "ben": "whole", "slow": "lost"}
 
 
 def _set_tensor(name: str, values: npt.NDArray[Any]) -> Lie:
@@ -193,21 +193,21 @@ ODD: Mapping[str, Lie] = {
 @pytest.mark.parametrize("folds", [True, False])
 def test_a_reply_of_another_form_is_an_error_and_ends_no_run(name: str, folds: bool) -> None:
     odd = fetched(1e6, 7, ODD[name]) if folds else honest(1e6, 7, ODD[name])
-    found = ran({"odd": odd, "anna": honest(1.0, 1), "ben": honest(4.0, 2)}, folds=folds)
-    assert found.check({"anna": 1.0, "ben": 4.0}) == ["anna", "ben"]
-    assert found.states()["odd"] == "rejected"
+    run_result = ran({"odd": odd, "anna": honest(1.0, 1), "ben": honest(4.0, 2)}, folds=folds)
+    assert run_result.check({"anna": 1.0, "ben": 4.0}) == ["anna", "ben"]
+    assert run_result.states()["odd"] == "rejected"
 
 
 def test_metrics_of_another_form_leave_the_mean_of_arrays_as_it_is() -> None:
-    found = ran({"odd": honest(7.0, 3, _without_a_metric), "anna": honest(1.0, 1), "ben": honest(4.0, 2)})
-    np.testing.assert_allclose(found.model["w"], np.full((3, 4), (7 * 3 + 1 + 4 * 2) / 6), rtol=1e-6)
-    assert found.metrics[1]["value"] == 3, "of those that have it"
-    assert set(found.states().values()) == {"whole"}
+    run_result = ran({"odd": honest(7.0, 3, _without_a_metric), "anna": honest(1.0, 1), "ben": honest(4.0, 2)})
+    np.testing.assert_allclose(run_result.model["w"], np.full((3, 4), (7 * 3 + 1 + 4 * 2) / 6), rtol=1e-6)
+    assert run_result.metrics[1]["value"] == 3, "of those that have it"
+    assert set(run_result.states().values()) == {"whole"}
 
 
 def population(random: Random) -> dict[str, tuple[float, Answer]]:
     """Return for each member its value, which it sends if it is honest, and how it answers."""
-    found: dict[str, tuple[float, Answer]] = {}
+    members: dict[str, tuple[float, Answer]] = {}
     for number in range(random.randint(1, 6)):
         value, weight = float(random.randint(1, 1000)), random.choice([1, 2, 7, 1000])
         answer = random.choice([
@@ -219,15 +219,15 @@ def population(random: Random) -> dict[str, tuple[float, Answer]]:
             silent,
             dies,
         ])  # fmt: skip
-        found[f"member-{number}"] = (value, answer)
-    return found
+        members[f"member-{number}"] = (value, answer)
+    return members
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_mean_is_that_of_the_replies_that_the_record_counts(seed: int) -> None:
     members = population(Random(seed))
-    found = ran({name: answer for name, (_, answer) in members.items()})
-    found.check({name: value for name, (value, _) in members.items()})
+    run_result = ran({name: answer for name, (_, answer) in members.items()})
+    run_result.check({name: value for name, (value, _) in members.items()})
 
 
 def test_the_populations_have_means_and_rounds_without_one() -> None:

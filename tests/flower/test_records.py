@@ -80,17 +80,17 @@ def same(ours: Any, theirs: Any) -> bool:
 @settings(max_examples=150)
 @given(contents)
 def test_any_content_comes_out_as_it_went_in(content: RecordDict) -> None:
-    found = travelled(content)
-    assert list(found) == list(content), "in the same order"
+    received_content = travelled(content)
+    assert list(received_content) == list(content), "in the same order"
     for key, record in content.items():
-        assert type(found[key]) is type(record)
-        assert same(record, found[key])
+        assert type(received_content[key]) is type(record)
+        assert same(record, received_content[key])
 
 
 def test_metrics_that_are_no_numbers_travel_too() -> None:
-    found = travelled(RecordDict({"m": MetricRecord({"a": math.nan, "b": [math.inf, -math.inf]})}))["m"]
-    assert math.isnan(found["a"])
-    assert found["b"] == [math.inf, -math.inf]
+    received_content = travelled(RecordDict({"m": MetricRecord({"a": math.nan, "b": [math.inf, -math.inf]})}))["m"]
+    assert math.isnan(received_content["a"])
+    assert received_content["b"] == [math.inf, -math.inf]
 
 
 def test_numbers_travel_as_tensors_and_all_else_as_bytes() -> None:
@@ -112,9 +112,9 @@ def test_bytes_that_numpy_would_write_otherwise_are_kept_as_they_are() -> None:
     record["padded"] = Array(plain.dtype, plain.shape, plain.stype, padded)
     record["cut"] = Array(plain.dtype, plain.shape, plain.stype, plain.data[:-1])
     record["pickle"] = Array("object", (1,), plain.stype, _pickled())
-    found = travelled(RecordDict({"arrays": record}))["arrays"]
-    assert [one.data for one in found.values()] == [one.data for one in record.values()]
-    assert not any(isinstance(one, View) for one in found.values())
+    received_content = travelled(RecordDict({"arrays": record}))["arrays"]
+    assert [one.data for one in received_content.values()] == [one.data for one in record.values()]
+    assert not any(isinstance(one, View) for one in received_content.values())
 
 
 def _pickled() -> bytes:
@@ -218,11 +218,11 @@ array_items = st.tuples(names, st.just("arrays"), st.lists(entries, max_size=3))
 @given(json_values | items.map(lambda found: [list(one) for one in found]) | st.lists(array_items, max_size=2))
 def test_no_head_does_more_than_fail(head: Any) -> None:
     try:
-        found = records.unpack(head, TENSORS)
+        unpacked = records.unpack(head, TENSORS)
     except HeadError:
         return
-    assert isinstance(found, RecordDict)
-    packed = records.pack(found) if not _has_folded(found) else None
+    assert isinstance(unpacked, RecordDict)
+    packed = records.pack(unpacked) if not _has_folded(unpacked) else None
     assert packed is None or sum(one.nbytes for one in packed.body) <= 1 << 20, "it makes no more of what came"
 
 

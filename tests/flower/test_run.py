@@ -120,12 +120,12 @@ def coverage_of(said: Mapping[str, Any], output: Path) -> float:
 @pytest.mark.parametrize("transport", ["udp", "ltp"])
 def test_parts_of_folded_replies_may_be_missing(tmp_path: Path, transport: str) -> None:
     output = tmp_path / "model.npz"
-    found = []
+    results = []
     for resend in (False, True):
         more: dict[str, Any] = {"layers.fault": {"loss": 0.1}, "repair.resend": resend}
         result = ran("adder", tmp_path, f"output='{output}'", **over(transport, **more))
-        found.append(coverage_of(result.table(), output))
-    assert 0.8 < found[0] < found[1] == 1
+        results.append(coverage_of(result.table(), output))
+    assert 0.8 < results[0] < results[1] == 1
 
 
 # Each run has a process of its own, because in one process a second run would use sockets in the first run's network.
@@ -220,9 +220,9 @@ def failed(app: str, config: str, folder: Path) -> tuple[Record, dict[str, str]]
 def test_a_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
     record, error = failed("faulty", "fault='raises' faulty-partition=-1", tmp_path)
     said = "in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:"
-    for told in (record.manifest["reason"], error["cause"]):
-        assert told.startswith(said)
-        assert "at faulty/client_app.py:22; then the ServerApp raised KeyError" in told
+    for reason in (record.manifest["reason"], error["cause"]):
+        assert reason.startswith(said)
+        assert "at faulty/client_app.py:22; then the ServerApp raised KeyError" in reason
     assert str(record.path / "log.txt") in error["hint"]
     assert "this client cannot train" in (record.path / "log.txt").read_text()
 
@@ -243,10 +243,10 @@ def test_a_run_ends_when_the_nodes_that_the_app_waits_for_cannot_come_back(tmp_p
 @pytest.mark.e2e
 def test_a_legacy_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
     record, error = failed("legacy_faulty", "faulty-partition=-1", tmp_path)
-    told = error["cause"]
-    assert told == record.manifest["reason"].partition(". Correct ")[0]
-    assert told.startswith("in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:")
-    assert "at legacy_faulty/client_app.py:19" in told
+    cause = error["cause"]
+    assert cause == record.manifest["reason"].partition(". Correct ")[0]
+    assert cause.startswith("in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:")
+    assert "at legacy_faulty/client_app.py:19" in cause
 
 
 @pytest.mark.e2e

@@ -77,8 +77,8 @@ def ran(app: Path, folder: Path, overrides: Sequence[Mapping[str, Any]]) -> list
 @pytest.mark.parametrize("name", ["sklearn_iris", "torch_vision"])
 def test_apps_with_data_sets_run_and_learn_over_any_transport(tmp_path: Path, name: str) -> None:
     data.prepare(APPS / name, tmp_path, substitute="digits" if name == "torch_vision" else None)
-    found = ran(APPS / name, tmp_path, [said_of(transport) for transport in TRANSPORTS])
-    for transport, said in zip(TRANSPORTS, found, strict=True):
+    run_result = ran(APPS / name, tmp_path, [said_of(transport) for transport in TRANSPORTS])
+    for transport, said in zip(TRANSPORTS, run_result, strict=True):
         (row,) = said["rounds"]
         assert (row["replies"], row["errors"], row["folded"]) == (2 * NODES, 0, True), transport
         assert said["metrics"][-1]["evaluate"]["accuracy"] > 0.5, (transport, said["metrics"])

@@ -89,10 +89,10 @@ def aggregated(name: str, kind: Callable[[npt.NDArray[Any]], Array], installed: 
                 metrics = MetricRecord({"num-examples": at + 1, "train_loss": 1.5 + at, "norm_bit": at % 2})
                 compat.name(message, f"{number}-{at}")
                 replies.append(Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message))
-            found, told = strategy.aggregate_train(number, Replies(replies) if installed else replies)
-            assert found is not None
-            arrays = found
-    return {key: array.numpy() for key, array in arrays.items()}, told
+            mean_arrays, mean_metrics = strategy.aggregate_train(number, Replies(replies) if installed else replies)
+            assert mean_arrays is not None
+            arrays = mean_arrays
+    return {key: array.numpy() for key, array in arrays.items()}, mean_metrics
 
 
 def test_each_strategy_of_this_release_is_known_here() -> None:

@@ -134,19 +134,19 @@ def stack() -> Iterator[ExitStack]:
 
 def check(report: dict[str, Any], model: Floats, values: dict[str, float]) -> dict[str, Floats]:
     """Check that the mix has as many bytes of each neighbour as the report counts; return their positions."""
-    found = model.astype(np.int64)
-    np.testing.assert_array_equal(model, found, "each element is a sum of values of neighbours")
+    mixed = model.astype(np.int64)
+    np.testing.assert_array_equal(model, mixed, "each element is a sum of values of neighbours")
     where = {}
     for exchange in report["exchanges"]:
         name, counted = exchange["peer"], exchange["bytes"]
         bit = int(values[name] * WEIGHT)
-        where[name] = found & bit != 0
-        found = found & ~bit
+        where[name] = mixed & bit != 0
+        mixed = mixed & ~bit
         assert (exchange["weight"], exchange["expected"]) == (WEIGHT, 4 * ELEMENTS)
         assert int(where[name].sum()) * 4 == counted, name
         assert (exchange["state"] == "whole") == (name in report["whole"]) == (counted == exchange["expected"])
         assert (counted > 0) == (name in report["heard"]), name
-    assert not found.any(), "nobody else is in the mix"
+    assert not mixed.any(), "nobody else is in the mix"
     share = sum(exchange["bytes"] for exchange in report["exchanges"]) / (4 * ELEMENTS)
     assert report["own_weight"] == pytest.approx(1 - share * WEIGHT)
     return where

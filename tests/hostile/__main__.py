@@ -50,12 +50,12 @@ def _attack(names: list[str], seconds: float, seed: int) -> bool:
 
 def _complaints(account: Account) -> list[str]:
     wrong = [fact["round"] for fact in account.rounds if not (fact["exact"] and fact["complete"])]
-    found = [f"rounds {wrong} have not the exact mean of all"] if wrong else []
+    complaints = [f"rounds {wrong} have not the exact mean of all"] if wrong else []
     if account.growth > MEMORY:
-        found.append(f"{account.growth >> 20} MiB of memory; {MEMORY >> 20} are the bound")
+        complaints.append(f"{account.growth >> 20} MiB of memory; {MEMORY >> 20} are the bound")
     if account.slower > SLOWER:
-        found.append(f"rounds take {account.slower:.2f} times as long; {SLOWER} are the bound")
-    return found
+        complaints.append(f"rounds take {account.slower:.2f} times as long; {SLOWER} are the bound")
+    return complaints
 
 
 def _soak(names: list[str], rounds: int) -> bool:

@@ -130,11 +130,11 @@ def running(module: str, *arguments: str) -> Iterator[Process]:
 def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the URL to listen at and the transport's options. A broker, if there is one, runs as long as the block."""
     with ExitStack() as stack:
-        found = [program for program in programs(transport) if program.find() is not None]
+        brokers = [program for program in programs(transport) if program.find() is not None]
         if not programs(transport):
             yield f"{transport}://{HOST}:0", {}
             return
-        broker = stack.enter_context(Broker(found[0], BrokerPlace(HOST)))
+        broker = stack.enter_context(Broker(brokers[0], BrokerPlace(HOST)))
         login = {"user": broker.login.user, "password": broker.login.password}
         yield f"{transport}://{HOST}:{broker.port}/hostile", {"login": login}
 

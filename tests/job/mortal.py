@@ -31,11 +31,11 @@ def die() -> None:
 
 def death_of(name: str) -> str | None:
     """Return the step at which this process is to be killed, or None."""
-    told = json.loads(os.environ["MORTAL"])
-    folder = Path(told["folder"])
+    printed = json.loads(os.environ["MORTAL"])
+    folder = Path(printed["folder"])
     starts = len(list(folder.glob(f"{name}.*")))
     (folder / f"{name}.{starts}").touch()
-    deaths: list[str] = told["deaths"].get(name, [])
+    deaths: list[str] = printed["deaths"].get(name, [])
     return deaths[starts] if starts < len(deaths) else None
 
 

@@ -10,10 +10,10 @@ from thalweg.job.tree.admission import Admission
 
 
 def there(rng: random.Random, nodes: int, clients: int) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {f"node-{place}": set() for place in range(nodes)}
+    clients_by_node: dict[str, set[str]] = {f"node-{place}": set() for place in range(nodes)}
     for client in range(clients):
-        found[f"node-{rng.randrange(nodes)}"].add(f"client-{client}")
-    return found
+        clients_by_node[f"node-{rng.randrange(nodes)}"].add(f"client-{client}")
+    return clients_by_node
 
 
 @pytest.mark.parametrize("seed", range(200))

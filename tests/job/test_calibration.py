@@ -40,8 +40,8 @@ def test_costs_follow_from_passes_with_few_and_many_updates(monkeypatch: pytest.
     """A pass takes 1 ms for each update, and 3 ms for the sums. One of the passes was disturbed."""
     monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: Loopback(2e9, 2e9, 2e9, 1e-3))
     passes = [(n, 0.001 * n + 0.003) for n in (1, 1, 1, 2, 8, 8, 8)] + [(1, 0.9), (20, 5.0)]
-    found = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
-    assert found.model_dump(exclude_none=True) == {
+    costs = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
+    assert costs.model_dump(exclude_none=True) == {
         "fold": 1_000_000_000,
         "sums": 333_333_333,
         "hand_over": 25e-6,
@@ -109,14 +109,14 @@ def test_a_live_node_is_calibrated_and_what_it_prints_is_a_plan(split: str) -> N
         {"model": {"name": "payload:1MiB"}, "job": {"clients": 4}, "tree": {"workers": 2, "split": split}},
     )
     notes: list[str] = []
-    found = calibrated(plan, 60.0, notes.append)
-    assert found.capacity >= 1
-    assert len(found.steps) >= 2
-    assert [step.rate for step in found.steps] == sorted(step.rate for step in found.steps)
-    assert found.ended in ("the time of an update rose", "clients cannot send faster", "time is over")
-    pasted = Plan.of(toml.loads(found.toml, "it"))
+    calibration = calibrated(plan, 60.0, notes.append)
+    assert calibration.capacity >= 1
+    assert len(calibration.steps) >= 2
+    assert [step.rate for step in calibration.steps] == sorted(step.rate for step in calibration.steps)
+    assert calibration.ended in ("the time of an update rose", "clients cannot send faster", "time is over")
+    pasted = Plan.of(toml.loads(calibration.toml, "it"))
     assert pasted.nodes is not None
     assert pasted.tree is not None
-    assert (pasted.nodes.capacity, pasted.nodes.cores) == (found.capacity, machine.cores())
+    assert (pasted.nodes.capacity, pasted.nodes.cores) == (calibration.capacity, machine.cores())
     assert pasted.tree.costs is not None
-    assert pasted.tree.costs == found.costs
+    assert pasted.tree.costs == calibration.costs

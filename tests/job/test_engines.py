@@ -72,8 +72,8 @@ def test_a_local_node_is_started_again_a_few_times(tmp_path: Path) -> None:
 
 def test_a_local_node_is_not_started_again_if_the_plan_says_so(tmp_path: Path) -> None:
     ended: Queue[str] = Queue()
-    told = plan("local").merge({"nodes.restarts": 0})
-    local = engine_of(told, tmp_path / "log.txt", lambda name, _: ended.put(name), lambda _: None)
+    plan_without_restarts = plan("local").merge({"nodes.restarts": 0})
+    local = engine_of(plan_without_restarts, tmp_path / "log.txt", lambda name, _: ended.put(name), lambda _: None)
     local.start(["node-0"], Unfinished())
     assert ended.get(timeout=60) == "node-0"
     assert not local.restart("node-0")
@@ -105,34 +105,34 @@ class Told:
 
 
 def test_the_record_says_where_ray_has_put_nodes(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.hears("note", text="waiting")
-    told.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "0123456789ab"})
-    assert told.notes == ["waiting", "node-0 is on 10.0.0.5, Ray node 01234567"]
-    assert told.ray.facts()["nodes"] == {"node-0": {"address": "10.0.0.5", "ray_node": "0123456789ab"}}
-    told.hears("ended", "node-0", report=vars(Report(1.0)))
-    told.ray.check()
-    assert (told.ray.reports(), told.lost) == ({"node-0": Report(1.0)}, [])
+    heard = Told(tmp_path)
+    heard.hears("note", text="waiting")
+    heard.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "0123456789ab"})
+    assert heard.notes == ["waiting", "node-0 is on 10.0.0.5, Ray node 01234567"]
+    assert heard.ray.facts()["nodes"] == {"node-0": {"address": "10.0.0.5", "ray_node": "0123456789ab"}}
+    heard.hears("ended", "node-0", report=vars(Report(1.0)))
+    heard.ray.check()
+    assert (heard.ray.reports(), heard.lost) == ({"node-0": Report(1.0)}, [])
 
 
 def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    heard = Told(tmp_path)
     error = {"cause": "no such thalweg", "hint": "Install it"}
-    told.hears("ended", "node-0", report={**vars(Report()), "error": error})
-    assert told.lost == [("node-0", "no such thalweg")]
-    assert told.ray.is_over("node-0")
-    assert not told.ray.is_over("node-1")
+    heard.hears("ended", "node-0", report={**vars(Report()), "error": error})
+    assert heard.lost == [("node-0", "no such thalweg")]
+    assert heard.ray.is_over("node-0")
+    assert not heard.ray.is_over("node-1")
     with pytest.raises(RoundError, match="node-0 could not take part: no such thalweg"):
-        told.ray.check()
+        heard.ray.check()
 
 
 def test_if_rays_process_ends_all_nodes_that_it_has_started_are_lost(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "01"})
-    told.hears("placed", "node-1", place={"address": "10.0.0.6", "ray_node": "02"})
-    told.hears("ended", "node-1", report=vars(Report()))
-    told.ray._ended("ray", "killed by signal 9")
-    assert told.lost == [("node-0", "Ray's process killed by signal 9")]
+    heard = Told(tmp_path)
+    heard.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "01"})
+    heard.hears("placed", "node-1", place={"address": "10.0.0.6", "ray_node": "02"})
+    heard.hears("ended", "node-1", report=vars(Report()))
+    heard.ray._ended("ray", "killed by signal 9")
+    assert heard.lost == [("node-0", "Ray's process killed by signal 9")]
 
 
 def test_a_machine_with_another_release_says_so() -> None:

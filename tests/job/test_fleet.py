@@ -24,17 +24,17 @@ def orders(timeout: float) -> Orders:
 
 def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
     ended = threading.Event()
-    told: list[tuple[str, str]] = []
+    ends: list[tuple[str, str]] = []
 
     def on_end(name: str, why: str) -> None:
-        told.append((name, why))
+        ends.append((name, why))
         ended.set()
 
     fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", on_end)
     fleet.start(["client-1"], orders(timeout=0.1))
     assert ended.wait(60)
     fleet.stop()
-    ((name, why),) = told
+    ((name, why),) = ends
     assert name == "client-1"
     assert "refused" in why
     with pytest.raises(RoundError, match="client-1 could not take part") as caught:
@@ -44,13 +44,13 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
 
 
 def test_those_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    told: list[str] = []
-    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda name, _: told.append(name))
+    lines: list[str] = []
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda name, _: lines.append(name))
     fleet.start(["client-1", "client-2"], orders(timeout=600))
     fleet.stop(grace=0)
     codes = [member.process.returncode for member in fleet.members if member.process is not None]
     assert codes == [-15, -15]
-    assert told == [], "an end that was asked for is no news"
+    assert lines == [], "an end that was asked for is no news"
 
 
 def test_ctrl_c_may_come_before_a_client_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,8 @@ def test_clients_have_the_congestion_control_that_they_are_dealt() -> None:
     section = TransportSection(congestion="bbr", client_congestion=["reno", "cubic"])
     names = ["client-1", "client-2", "client-3"]
     dealt = {name: section.congestion_of(place) for place, name in enumerate(names)}
-    given = {**vars(orders(timeout=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
-    orders_of = Orders(**{**given, "congestion": dealt})
+    order = {**vars(orders(timeout=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
+    orders_of = Orders(**{**order, "congestion": dealt})
     made: list[Any] = [orders_of.of(name, at).options for at, name in enumerate(names, 1)]
     assert [one["transport"]["congestion"] for one in made] == ["reno", "cubic", "reno"]
     assert all(one["transport"]["streams"] == 2 for one in made)

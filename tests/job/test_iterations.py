@@ -102,7 +102,7 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
 def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
     core, party, done = run(6, Turns([{"node-2": 0.25}]), skips={2: 5})
     assert [one.number for one in done] == [1, 5, 6]
-    assert [told.round for told in party.told] == [1, 2, 6]
+    assert [config.round for config in party.told] == [1, 2, 6]
     assert ("wait", 5) in core.said
     assert done[1].line(0).skipped == 1
 

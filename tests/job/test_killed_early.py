@@ -43,8 +43,8 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
     def arrange(shape: str, deaths: Deaths) -> None:
         module, program = of[shape]
         (tmp_path / "starts").mkdir()
-        told = {"program": program, "folder": str(tmp_path / "starts"), "deaths": deaths}
-        monkeypatch.setenv("MORTAL", json.dumps(told))
+        order = {"program": program, "folder": str(tmp_path / "starts"), "deaths": deaths}
+        monkeypatch.setenv("MORTAL", json.dumps(order))
         monkeypatch.setattr(module, "PROGRAM", "tests.job.mortal")
 
     return arrange
@@ -85,10 +85,10 @@ def test_a_node_that_is_killed_before_it_is_open_is_started_again(
     # A death at each step, and a node that is killed twice.
     deaths = [STEPS[shape][seed % len(STEPS[shape])], *random.choices(STEPS[shape], k=random.randrange(2))]
     dying(shape, {random.choice(names_of(shape)): deaths})
-    told = Told()
-    run(plan(shape, tmp_path), told)
+    heard = Told()
+    run(plan(shape, tmp_path), heard)
     assert len(rounds_of(tmp_path)) == 2
-    again = [note for note in told.notes if note.startswith("starting node") or "starting all nodes again" in note]
+    again = [note for note in heard.notes if note.startswith("starting node") or "starting all nodes again" in note]
     assert len(again) == len(deaths)
     if shape == "tree":
         assert all(counted(row) == 4 for row in rounds_of(tmp_path))
@@ -97,13 +97,13 @@ def test_a_node_that_is_killed_before_it_is_open_is_started_again(
 @pytest.mark.parametrize("death", ["start", "connected", "opening"])
 def test_clients_of_a_tree_node_that_is_killed_too_often_get_another(dying: Dying, tmp_path: Path, death: str) -> None:
     dying("tree", {"node-1": [death, death]})
-    told = Told()
-    run(plan("tree", tmp_path, restarts=1), told)
+    heard = Told()
+    run(plan("tree", tmp_path, restarts=1), heard)
     assert all(counted(row) == 4 for row in rounds_of(tmp_path))
     killed = "node-1 is gone: killed by signal 9 (SIGKILL)"
-    assert told.notes.count("starting node-1 again") == 1
-    assert told.notes.count(killed) == 2
-    assert f"{killed}, before it was open; its clients get other nodes" in told.notes
+    assert heard.notes.count("starting node-1 again") == 1
+    assert heard.notes.count(killed) == 2
+    assert f"{killed}, before it was open; its clients get other nodes" in heard.notes
 
 
 def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def star(folder: Path, dead: list[str], enough: int | None) -> Plan:
 def test_a_star_goes_on_without_clients_that_are_killed_before_they_join(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     dead = sorted(random.sample([f"client-{n}" for n in range(1, 5)], random.randint(1, 2)))
-    told = Told()
-    run(star(tmp_path, dead, enough=2), told)
+    heard = Told()
+    run(star(tmp_path, dead, enough=2), heard)
     rows = rounds_of(tmp_path)
     assert [counted(row) for row in rows] == [4 - len(dead)] * 2
     whys = "; ".join(f"{name} is missing: killed by signal 9 (SIGKILL)" for name in dead)
     said = f"going on with {4 - len(dead)} of 4 clients: {whys}"
-    assert said in told.notes
+    assert said in heard.notes
     (record,) = (tmp_path / "runs").iterdir()
     assert said in (record / "log.txt").read_text()
     assert Record(record).manifest["status"] == "complete"

@@ -58,12 +58,12 @@ def token(role: str, name: str) -> str:
 class Liar(Gateway):
     """A correct node whose answers ``lie`` changes."""
 
-    lie: Lie = staticmethod(lambda _asked, told: told)
+    lie: Lie = staticmethod(lambda _asked, true_answer: true_answer)
     tensors: _core.Arena | None = None
 
     def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
-        told, sums = super()._do(number, head, model)
-        return self.lie(head["do"], wire.values_of(told)), sums if sums is not None else self.tensors
+        true_answer, sums = super()._do(number, head, model)
+        return self.lie(head["do"], wire.values_of(true_answer)), sums if sums is not None else self.tensors
 
     def _say(self, say: Callable[[], None]) -> None:
         with suppress(TypeError):
@@ -95,8 +95,8 @@ class Job:
         return float(values[0])
 
     def round(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
-        return found
+        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return outcome
 
     def start(self, work: Callable[[], object]) -> None:
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -129,7 +129,7 @@ def take_part(url: str, name: str) -> None:
 @contextmanager
 def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
     """Run a tree of an honest node and a lying one, each with its clients."""
-    told: Any = {
+    options: Any = {
         "precision": "exact",
         "transport": {},
         "seed": 0,
@@ -140,13 +140,13 @@ def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: b
     }
     own: CoreOptions = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
     model = _core.Arena(layout())
-    made = Job(Tree(model, URL, 2 if come else Placed(HOMES, []), told, own, top=top), model)
+    made = Job(Tree(model, URL, 2 if come else Placed(HOMES, []), options, own, top=top), model)
 
     def serve(node: Gateway) -> None:
         with suppress(_core.CoreError):
             node.serve()
 
-    kinds = {"honest": lambda told: Gateway(told, print), "liar": liar}
+    kinds = {"honest": lambda options: Gateway(options, print), "liar": liar}
     try:
         for name, kind in kinds.items():
             node = kind(order(made.tree.address, name))
@@ -175,11 +175,11 @@ def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[NodeOrder],
 def in_round(change: Callable[[dict[str, Any]], object]) -> Lie:
     """Return a lie that changes the report of a round, in place or to the result of ``change``."""
 
-    def lie(asked: str, told: dict[str, Any]) -> Any:
+    def lie(asked: str, true_answer: dict[str, Any]) -> Any:
         if asked != "round":
-            return told
-        found = change(told)
-        return told if found is None else found
+            return true_answer
+        found = change(true_answer)
+        return true_answer if found is None else found
 
     return lie
 
@@ -197,30 +197,30 @@ def there(made: Job) -> None:
         pass
 
 
-def client_7(told: dict[str, Any]) -> None:
-    first = told["outcome"]["participants"][0]
-    told["outcome"]["participants"].append({**first, "client": "client-7"})
+def client_7(true_answer: dict[str, Any]) -> None:
+    first = true_answer["outcome"]["participants"][0]
+    true_answer["outcome"]["participants"].append({**first, "client": "client-7"})
 
 
-def renamed(told: dict[str, Any]) -> None:
-    told["outcome"]["participants"][0]["client"] = "a"
+def renamed(true_answer: dict[str, Any]) -> None:
+    true_answer["outcome"]["participants"][0]["client"] = "a"
 
 
-def heavy(told: dict[str, Any]) -> None:
-    told["outcome"]["participants"][0]["samples"] = 1e9
+def heavy(true_answer: dict[str, Any]) -> None:
+    true_answer["outcome"]["participants"][0]["samples"] = 1e9
 
 
-def twice(told: dict[str, Any]) -> None:
-    told["outcome"]["participants"] *= 2
+def twice(true_answer: dict[str, Any]) -> None:
+    true_answer["outcome"]["participants"] *= 2
 
 
-def another_round(told: dict[str, Any]) -> None:
-    told["outcome"]["round"] += 1
+def another_round(true_answer: dict[str, Any]) -> None:
+    true_answer["outcome"]["round"] += 1
 
 
 @pytest.mark.parametrize("top", TOPS)
 def test_with_proofs_and_honest_nodes_all_count(top: str) -> None:
-    with job(lying(lambda _, told: told), top=top) as made:
+    with job(lying(lambda _, true_answer: true_answer), top=top) as made:
         there(made)
         for number in (1, 2):
             assert counted(made.round(number)) == "abc"
@@ -249,11 +249,11 @@ def test_forged_reports_do_not_count(change: Callable[[dict[str, Any]], object],
 
 
 def without(key: str) -> Callable[[dict[str, Any]], object]:
-    return lambda told: {name: value for name, value in told.items() if name != key}
+    return lambda true_answer: {name: value for name, value in true_answer.items() if name != key}
 
 
 def saying(key: str, value: object) -> Callable[[dict[str, Any]], object]:
-    return lambda told: {**told, key: value}
+    return lambda true_answer: {**true_answer, key: value}
 
 
 @pytest.mark.parametrize(
@@ -274,19 +274,19 @@ def saying(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         saying("notes", 7),
         saying("sums", "?"),
         saying("more", 1),
-        lambda told: told["outcome"].update(participants=None),
-        lambda told: told["outcome"]["participants"][0].update(samples=True),
-        lambda told: told["outcome"]["participants"][0].update(state="king"),
-        lambda told: told["outcome"]["participants"][0].update(client=["c"]),
-        lambda told: told["outcome"]["transfers"][0].update(wire_bytes=-1),
-        lambda told: told["outcome"]["transfers"][0].pop("receive_end"),
-        lambda told: told["outcome"]["fold"].update(timeline={"did": [{}], "left_out": 0}),
+        lambda true_answer: true_answer["outcome"].update(participants=None),
+        lambda true_answer: true_answer["outcome"]["participants"][0].update(samples=True),
+        lambda true_answer: true_answer["outcome"]["participants"][0].update(state="king"),
+        lambda true_answer: true_answer["outcome"]["participants"][0].update(client=["c"]),
+        lambda true_answer: true_answer["outcome"]["transfers"][0].update(wire_bytes=-1),
+        lambda true_answer: true_answer["outcome"]["transfers"][0].pop("receive_end"),
+        lambda true_answer: true_answer["outcome"]["fold"].update(timeline={"did": [{}], "left_out": 0}),
         lambda _: [],
         lambda _: {},
     ],
 )
 def test_an_answer_of_another_form_loses_its_node_alone(change: Callable[[dict[str, Any]], object]) -> None:
-    with job(lying(in_round(lambda told: _replacement(change(told))))) as made:
+    with job(lying(in_round(lambda true_answer: _replacement(change(true_answer))))) as made:
         there(made)
         outcome = made.round(1)
         assert counted(outcome) == "ab"
@@ -319,7 +319,7 @@ def test_an_answer_that_cannot_be_read_loses_its_node_alone(asked: str, said: by
 
 
 def test_tensors_that_nobody_asked_for_are_left_alone() -> None:
-    with job(lying(lambda _, told: told, _core.Arena(layout()))) as made:
+    with job(lying(lambda _, true_answer: true_answer, _core.Arena(layout()))) as made:
         there(made)
         assert counted(made.round(1)) == "abc"
         assert made.value() == expected("abc")
@@ -328,10 +328,10 @@ def test_tensors_that_nobody_asked_for_are_left_alone() -> None:
 def test_a_node_takes_no_client_of_another_and_invents_none() -> None:
     """The run does not start the node. The node names clients that are connected to other nodes, or to none."""
 
-    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
+    def lie(asked: str, true_answer: dict[str, Any]) -> dict[str, Any]:
         if asked in ("wait", "round"):
-            told["clients"] = [*told["clients"], "a", "client-7"]
-        return told
+            true_answer["clients"] = [*true_answer["clients"], "a", "client-7"]
+        return true_answer
 
     with job(lying(lie), come=True) as made:
         notes: list[str] = []
@@ -348,8 +348,8 @@ def test_a_node_takes_no_client_of_another_and_invents_none() -> None:
 
 @pytest.mark.parametrize("shown", ["", "?", base64.b64encode(b"\x00" * 300).decode()])
 def test_a_proof_that_is_none_proves_nobody(shown: str) -> None:
-    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
-        return {"proofs": {"c": shown}} if asked == "proofs" else told
+    def lie(asked: str, true_answer: dict[str, Any]) -> dict[str, Any]:
+        return {"proofs": {"c": shown}} if asked == "proofs" else true_answer
 
     with job(lying(lie), come=True) as made:
         notes: list[str] = []
@@ -363,8 +363,8 @@ def test_a_proof_that_is_none_proves_nobody(shown: str) -> None:
 
 
 def test_a_nodes_log_is_bounded_between_rounds() -> None:
-    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
-        return {**told, "notes": ["\x1b[2Jx"] * 1000} if asked == "wait" else told
+    def lie(asked: str, true_answer: dict[str, Any]) -> dict[str, Any]:
+        return {**true_answer, "notes": ["\x1b[2Jx"] * 1000} if asked == "wait" else true_answer
 
     with job(lying(lie)) as made:
         there(made)
@@ -392,8 +392,8 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
             raise KeyboardInterrupt
 
     own: CoreOptions = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
-    told: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
-    made = Tree(_core.Arena(layout()), URL, 1, told, own, top="dedicated")
+    options: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
+    made = Tree(_core.Arena(layout()), URL, 1, options, own, top="dedicated")
     node = make(order(made.address, "liar"))
 
     def serve() -> None:

@@ -58,15 +58,15 @@ def test_rounds_updates_and_bytes_are_counted() -> None:
         assert not any("accuracy" in name or "node=" in name for name in before.values)
         count(Counted.of_entry(entry(1, accuracy=0.5)))
         count(Counted.of_entry(entry(2, accuracy=0.75, loss=1.5)))
-        found = Scraped(url)
-    assert (found["rounds_total"], found['updates_total{state="whole"}'], found['updates_total{state="lost"}']) == (
+        scrape = Scraped(url)
+    assert (scrape["rounds_total"], scrape['updates_total{state="whole"}'], scrape['updates_total{state="lost"}']) == (
         2,
         2,
         2,
     )
-    assert [found[f'bytes_total{{direction="{way}"}}'] for way in ("down", "up", "between")] == [200, 100, 22]
-    assert (found["round_seconds_count"], found['completion_seconds_bucket{le="0.025"}']) == (2, 2)
-    assert (found["accuracy"], found["loss"]) == (0.75, 1.5)
+    assert [scrape[f'bytes_total{{direction="{way}"}}'] for way in ("down", "up", "between")] == [200, 100, 22]
+    assert (scrape["round_seconds_count"], scrape['completion_seconds_bucket{le="0.025"}']) == (2, 2)
+    assert (scrape["accuracy"], scrape["loss"]) == (0.75, 1.5)
     with pytest.raises(OSError, match="refused"):
         Scraped(url)
 
@@ -83,15 +83,15 @@ def test_workers_are_told_apart_by_node() -> None:
     notes: list[str] = []
     nodes = {"node-0": told(), "node-1": told(died=5)}
     with exposing("0", notes.append, clients=list, nodes=lambda: nodes):
-        found = Scraped(notes[0].partition(" ")[2])
-    assert [found[f'worker_deaths_total{{node="node-{at}"}}'] for at in (0, 1)] == [2, 5]
+        scrape = Scraped(notes[0].partition(" ")[2])
+    assert [scrape[f'worker_deaths_total{{node="node-{at}"}}'] for at in (0, 1)] == [2, 5]
     names = ("workers", "workers_started_total", "folds_total", "pool_places", "pool_free_places")
-    assert [found[f'{name}{{node="node-0"}}'] for name in names] == [2, 2, 7, 8, 3]
+    assert [scrape[f'{name}{{node="node-0"}}'] for name in names] == [2, 2, 7, 8, 3]
     buckets = [
-        found[f'handover_seconds_bucket{{le="{bound}",node="node-0"}}'] for bound in ("1e-05", "2.5e-05", "+Inf")
+        scrape[f'handover_seconds_bucket{{le="{bound}",node="node-0"}}'] for bound in ("1e-05", "2.5e-05", "+Inf")
     ]
-    assert (buckets, found['handover_seconds_count{node="node-0"}']) == ([1, 3, 7], 7)
-    assert found['handover_seconds_sum{node="node-0"}'] == pytest.approx(300e-6)
+    assert (buckets, scrape['handover_seconds_count{node="node-0"}']) == ([1, 3, 7], 7)
+    assert scrape['handover_seconds_sum{node="node-0"}'] == pytest.approx(300e-6)
 
 
 def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:

@@ -30,14 +30,14 @@ def plan(placement: str = "best-fit", **nodes: Any) -> Plan:
 )
 def test_clients_of_a_lost_node_are_placed_by_the_plan(placement: str, homes: list[str]) -> None:
     left = {"node-1": 4, "node-2": 3, "node-3": 0}
-    found, _ = live.placed_anew(plan(placement), "node-0", ["a", "b", "c"], left)
-    assert list(found) == ["a", "b", "c"]
-    assert sorted(found.values()) == homes
+    new_homes, _ = live.placed_anew(plan(placement), "node-0", ["a", "b", "c"], left)
+    assert list(new_homes) == ["a", "b", "c"]
+    assert sorted(new_homes.values()) == homes
 
 
 def test_clients_go_where_there_is_no_room_rather_than_nowhere() -> None:
-    found, _ = live.placed_anew(plan(), "node-0", ["a", "b"], {"node-1": 4, "node-2": 5})
-    assert set(found) == {"a", "b"}
+    homes, _ = live.placed_anew(plan(), "node-0", ["a", "b"], {"node-1": 4, "node-2": 5})
+    assert set(homes) == {"a", "b"}
 
 
 def test_clients_stay_in_their_group() -> None:
@@ -71,8 +71,8 @@ def nodes() -> list[Node]:
 
 
 def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
-    told = placement.notice(nodes(), {"c": 3, "d": 3}, {"c": 3, "a": 2})
-    expected, homes = placement.homes("two", told)
+    notice = placement.notice(nodes(), {"c": 3, "d": 3}, {"c": 3, "a": 2})
+    expected, homes = placement.homes("two", notice)
     assert expected == 2
     assert homes.own == ["b", "c"]
     assert homes.table() == {
@@ -131,5 +131,5 @@ def test_a_node_without_a_reachable_address_is_not_announced() -> None:
 
 
 def test_messages_about_placement_are_the_same_after_encoding() -> None:
-    told = placement.notice(nodes(), {"c": 3}, {"c": 3})
-    assert decode(json.loads(wire.encode(told))) == told
+    notice = placement.notice(nodes(), {"c": 3}, {"c": 3})
+    assert decode(json.loads(wire.encode(notice))) == notice

@@ -125,8 +125,8 @@ class Job:
         self.processes[name].wait()
 
     def round(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
-        return found
+        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return outcome
 
     def bits(self) -> bytes:
         return bytes(np.asarray(self.model))
@@ -144,7 +144,7 @@ def job(
 ) -> Iterator[Job]:
     """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have."""
     model = _core.Arena(layout())
-    told: Any = {
+    node_options: Any = {
         "precision": "exact",
         "transport": {},
         "seed": 0,
@@ -152,8 +152,8 @@ def job(
         "grace": 0.5,
         **options,
     }
-    own: CoreOptions = {"token": TOKEN, "grace": told["grace"], "transport": {}, "tree": True}
-    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top, choose=choose)
+    own: CoreOptions = {"token": TOKEN, "grace": node_options["grace"], "transport": {}, "tree": True}
+    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), node_options, own, top=top, choose=choose)
     trust = Trust(token=TOKEN)
     with session(Plan.of({}), CLIENTS, print) as network:
         orders = Orders(tree.address, network, trust, trust, 0)
@@ -197,8 +197,8 @@ def test_a_tree_has_the_bits_of_one_server(top: str) -> None:
             fold = outcome["fold"]
             assert fold["completion_seconds"] > 0
             assert [node["counted"] for node in fold["nodes"]] == [2, 1, 2]
-        told = json.loads(made.tree.tree() or "")
-        assert (told["nodes_used"], told["top"], told["workers"]) == (3, top, 3)
+        printed = json.loads(made.tree.tree() or "")
+        assert (printed["nodes_used"], printed["top"], printed["workers"]) == (3, top, 3)
 
 
 @pytest.mark.parametrize("top", TOPS)
@@ -406,9 +406,9 @@ def test_updates_that_were_counted_before_their_node_was_lost_are_not_folded_twi
         inner = made.tree._top.finish
 
         def finish(check: Callable[[], None]) -> Mean:
-            found = inner(check)
+            made_mean = inner(check)
             made.kill("node-2")
-            return found
+            return made_mean
 
         made.tree._top.finish = finish  # type: ignore[method-assign]
         outcome = made.round(1)
@@ -439,9 +439,11 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
 
 
 def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
+    options: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
     own: CoreOptions = {"token": TOKEN, "grace": 0.2, "transport": {}, "tree": True}
-    tree = Tree(_core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), told, own, top="dedicated")
+    tree = Tree(
+        _core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), options, own, top="dedicated"
+    )
 
     def there(_seconds: float) -> bool:
         """Lose a node that is not opened yet, then report that all nodes have joined."""
@@ -495,9 +497,9 @@ def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(to
         inner = made.tree._top.finish
 
         def finish(check: Callable[[], None]) -> Mean:
-            found = inner(check)
+            made_mean = inner(check)
             made.kill("node-3")
-            return found
+            return made_mean
 
         made.tree._top.finish = finish  # type: ignore[method-assign]
         assert made.round(1)["complete"]

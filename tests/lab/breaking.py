@@ -90,11 +90,11 @@ def unfiltered(host: Host) -> None:
 def flap(host: Host, seconds: float) -> None:
     """Take a host's device down for a while, then restore its neighbour table: the lab answers no ARP requests."""
     device = host.device
-    known = [line.split() for line in within(host, "ip", "-4", "neigh", "show", "dev", device).splitlines()]
+    neighbours = [line.split() for line in within(host, "ip", "-4", "neigh", "show", "dev", device).splitlines()]
     within(host, "ip", "link", "set", device, "down")
     time.sleep(seconds)
     within(host, "ip", "link", "set", device, "up")
-    for ip, _, address, *_ in known:
+    for ip, _, address, *_ in neighbours:
         within(host, "ip", "neigh", "replace", ip, "lladdr", address, "nud", "permanent", "dev", device)
 
 

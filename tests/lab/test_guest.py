@@ -238,13 +238,13 @@ def said(*arguments: str, code: int = 0) -> Any:
 
 def test_status_says_whether_the_kernel_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = said("status")
-    assert (found["there"], found["bytes"]) == (False, None)
-    assert Path(found["kernel"]).is_relative_to(tmp_path)
+    printed = said("status")
+    assert (printed["there"], printed["bytes"]) == (False, None)
+    assert Path(printed["kernel"]).is_relative_to(tmp_path)
     assert "run `thalweg lab guest build`" in CliRunner().invoke(app, ["status"]).stdout
-    Path(found["kernel"]).parent.mkdir(parents=True)
-    Path(found["kernel"]).write_bytes(b"kernel")
-    assert said("status") == {**found, "there": True, "bytes": 6}
+    Path(printed["kernel"]).parent.mkdir(parents=True)
+    Path(printed["kernel"]).write_bytes(b"kernel")
+    assert said("status") == {**printed, "there": True, "bytes": 6}
 
 
 def test_a_build_that_cannot_be_says_what_is_missing(tmp_path: Path) -> None:

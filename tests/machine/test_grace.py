@@ -30,8 +30,8 @@ def interrupted(do: Callable[[], Any]) -> Any:
         try:
             raise KeyboardInterrupt
         finally:
-            found = do()
-    return found
+            value = do()
+    return value
 
 
 def test_only_an_interruption_is_in_a_hurry() -> None:
@@ -109,11 +109,11 @@ def test_a_benchs_run_that_does_not_end_is_killed_soon() -> None:
 
 
 def test_clients_are_ended_at_once(tmp_path: Path) -> None:
-    told: list[str] = []
+    notes: list[str] = []
 
     class Client(Ignores):
         def terminate(self) -> None:
-            told.append("terminate")
+            notes.append("terminate")
             ended.set()
 
     ended = threading.Event()
@@ -122,7 +122,7 @@ def test_clients_are_ended_at_once(tmp_path: Path) -> None:
     fleet.members.append(Member("client-1", thread, Client()))  # type: ignore[arg-type]
     thread.start()
     interrupted(fleet.stop)
-    assert told == ["terminate"]
+    assert notes == ["terminate"]
     assert not thread.is_alive()
 
 
@@ -138,7 +138,7 @@ def test_threads_of_clients_are_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    notes: list[str] = []
 
     class Run:
         def __init__(self, *_: object) -> None: ...
@@ -147,7 +147,7 @@ def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pyte
             raise KeyboardInterrupt
 
         def stop(self) -> None:
-            told.append("killed" if is_hurried() else "stopped")
+            notes.append("killed" if is_hurried() else "stopped")
 
     class Program:
         name = "played"
@@ -159,7 +159,7 @@ def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pyte
     monkeypatch.setattr(base, "reap", lambda: None)
     with pytest.raises(KeyboardInterrupt):
         base.Broker(Program(), base.BrokerPlace())  # type: ignore[arg-type]
-    assert told == ["killed"]
+    assert notes == ["killed"]
 
 
 def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.MonkeyPatch) -> None:

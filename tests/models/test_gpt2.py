@@ -69,8 +69,8 @@ def test_the_facts_are_those_of_the_network(name: str) -> None:
 @with_lm
 @pytest.mark.parametrize(("name", "tensors"), [("gpt2-mini", 52), ("gpt2-mini+lora4", 8)])
 def test_what_travels_has_the_size_that_the_table_says(name: str, tensors: int) -> None:
-    known = app(name)
-    layout = bind(known.model(), known.tensors).arena.core.layout
+    known_app = app(name)
+    layout = bind(known_app.model(), known_app.tensors).arena.core.layout
     assert len(layout.tensors) == tensors
     assert layout.bytes == models.find(name).layout_bytes == models.payload_bytes(f"payload:{name}")
 
@@ -88,16 +88,16 @@ def test_the_seed_decides_the_frozen_values_and_the_adapters() -> None:
 @with_lm
 @pytest.mark.parametrize("name", ["gpt2-mini", "gpt2-mini+lora4"])
 def test_training_lowers_the_loss_and_moves_what_travels_alone(name: str) -> None:
-    known = app(name)
-    model: nn.Module = known.model()
+    known_app = app(name)
+    model: nn.Module = known_app.model()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    untrained = known.evaluate(model, known.test_data())
+    untrained = known_app.evaluate(model, known_app.test_data())
     # The cross-entropy of 256 equally likely bytes: ln 256 = 5.5.
     assert untrained["loss"] == pytest.approx(5.5, abs=0.1)
     for number in (1, 2, 3):
-        samples, metrics = known.train(model, known.train_data(), {"round": number})
+        samples, metrics = known_app.train(model, known_app.train_data(), {"round": number})
     assert samples == 20
-    trained = known.evaluate(model, known.test_data())
+    trained = known_app.evaluate(model, known_app.test_data())
     assert trained["loss"] < untrained["loss"]
     assert 0 <= metrics["train_accuracy"] <= 1
     frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}

@@ -123,8 +123,8 @@ def test_paths_are_the_fewest_links_and_the_first_named() -> None:
         {"a": "client-2", "b": "client-1"},
     ]
     network = NetworkSection.model_validate({"topology": "graph", "switches": ["x", "y"], "links": links})
-    found = routes(spec.build(["client-1", "client-2"], network))
-    names = {pair: [f"{link.name} {way}" for link, way in path] for pair, path in found.items()}
+    paths = routes(spec.build(["client-1", "client-2"], network))
+    names = {pair: [f"{link.name} {way}" for link, way in path] for pair, path in paths.items()}
     # Like the relay, which searches from the target and takes the earlier of the links that lead to it.
     assert names["client-1", "server"] == ["client-1_y ab", "y_server ab"]
     assert names["server", "client-1"] == ["x_server ba", "client-1_x ba"]

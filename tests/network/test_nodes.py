@@ -47,10 +47,10 @@ def test_each_client_is_linked_with_its_node() -> None:
 
 def test_the_clients_of_a_node_may_share_a_rate_on_their_way_in() -> None:
     made = network_of(plan(client_link="60mbit"), HOMES)
-    found = ends(made)
-    assert found["client-2"][:2] == ("client-2", "node-0-clients")
-    assert found["node-0-clients"] == ("node-0-clients", "node-0", 60 * MBIT, None)
-    assert found["node-0"] == ("node-0", "switch", None, None)
+    link_ends = ends(made)
+    assert link_ends["client-2"][:2] == ("client-2", "node-0-clients")
+    assert link_ends["node-0-clients"] == ("node-0-clients", "node-0", 60 * MBIT, None)
+    assert link_ends["node-0"] == ("node-0", "switch", None, None)
     # Two clients share the link up to their node, and each has a link down of its own.
     up = 2 * MB * 8 / (60 * MBIT) * 1500 / 1448
     down = MB * 8 / (50 * MBIT) * 1500 / 1448

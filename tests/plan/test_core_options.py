@@ -41,8 +41,8 @@ def refusal(options: dict[str, Any], *, client: bool = False) -> str:
 
 def expected(options: dict[str, Any], *, client: bool = False) -> set[str]:
     """Return what the core's error lists as accepted: names of options, or values of one option."""
-    _, found, rest = refusal(options, client=client).partition("expected ")
-    if found:
+    _, accepted, rest = refusal(options, client=client).partition("expected ")
+    if accepted:
         return set(re.findall("`([^`]+)`", rest))
     return set(re.search(r"there are (.+) at line", refusal(options))[1].split(", "))  # type: ignore[index]
 

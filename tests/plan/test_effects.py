@@ -218,14 +218,14 @@ def told(plan: Plan, job: str) -> str:
 @lru_cache
 def words_read() -> frozenset[str]:
     """Return all names of attributes and all strings in the package's code, except in the modules that define keys."""
-    found: set[str] = set()
+    words: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         if path.is_relative_to(PACKAGE / "sections") or path == Path(effects.__file__):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            found |= {node.attr} if isinstance(node, ast.Attribute) else set()
-            found |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
-    return frozenset(found)
+            words |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            words |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    return frozenset(words)
 
 
 def cases(*, with_effect: bool) -> Iterator[tuple[str, str]]:

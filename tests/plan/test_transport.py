@@ -70,8 +70,10 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
     check_transport(own, REGISTRY)
     # Client options do not include defaults and values that only the server knows.
-    for given in ({"mode": "down", "pump": True}, {"pump": False}, {"lift": 9000}, {"lift": 8000}):
-        check_transport(plan("lock", **{f"transport__options__{key}": value for key, value in given.items()}), REGISTRY)
+    for options in ({"mode": "down", "pump": True}, {"pump": False}, {"lift": 9000}, {"lift": 8000}):
+        check_transport(
+            plan("lock", **{f"transport__options__{key}": value for key, value in options.items()}), REGISTRY
+        )
     for chunk, lift in ((1024, 1088), (4096, 1088)):
         check_transport(plan("lock", transport__chunk=chunk, transport__options__lift=lift), REGISTRY)
     for share in (0, 0.25, 1):

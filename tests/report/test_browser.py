@@ -57,7 +57,7 @@ def addresses(log: Path) -> list[str]:
     """Return the requests of pages in a network log. The browser's own requests have no origin."""
     events: list[dict[str, Any]] = json.loads(log.read_text())["events"]
     params = [event["params"] for event in events if "initiator" in event.get("params", {})]
-    return [str(found["url"]) for found in params if found["initiator"] != "not an origin"]
+    return [str(request["url"]) for request in params if request["initiator"] != "not an origin"]
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,6 @@ def test_it_is_readable_in_the_dark(loaded: Loaded, tmp_path: Path) -> None:
 
 def brightness(page: Loaded) -> int:
     """Return the sum of red, green and blue of an axis' title."""
-    found = re.search(r'<text class="xtitle"[^>]*fill: rgb\((\d+), (\d+), (\d+)\)', page.dom)
-    assert found is not None
-    return sum(int(part) for part in found.groups())
+    match = re.search(r'<text class="xtitle"[^>]*fill: rgb\((\d+), (\d+), (\d+)\)', page.dom)
+    assert match is not None
+    return sum(int(part) for part in match.groups())

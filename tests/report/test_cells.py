@@ -43,15 +43,15 @@ def records(tmp_path: Path) -> list[Path]:
 
 
 def test_cells_have_failures_with_their_reasons(records: list[Path], tmp_path: Path) -> None:
-    found = cells([numbers(read_run(path)) for path in records], [lost(tmp_path)])
-    rows = {cell.transport: cell.numbers() for cell in found}
+    grouped = cells([numbers(read_run(path)) for path in records], [lost(tmp_path)])
+    rows = {cell.transport: cell.numbers() for cell in grouped}
     assert list(rows) == ["tcp", "grpc", "udp"], "the fastest first, and those without a time last"
     assert (rows["grpc"].runs, rows["grpc"].failed, rows["grpc"].reasons) == (3, 1, ["it broke. Fix it"])
     assert (rows["udp"].runs, rows["udp"].failed) == (0, 1)
     assert rows["udp"].reasons == ["the port is taken. Choose another"]
     assert rows["udp"].communication_seconds is None
     assert {row.network for row in rows.values()} == {"wifi"}, "a run without a record is where the others are"
-    (verdict,) = verdicts(found).values()
+    (verdict,) = verdicts(grouped).values()
     assert verdict.sentence == (
         "tcp is fastest; grpc is 67 % slower (67 to 67 %); 1 of 4 runs of grpc failed, udp failed; sure: fairly, "
         "3 runs each cannot prove it, 4 would: --repetitions 4"
@@ -79,8 +79,8 @@ def test_the_page_answers_first(records: list[Path], tmp_path: Path) -> None:
 
 def test_a_page_of_failures_alone(tmp_path: Path) -> None:
     made = report([], tmp_path / "r.html", lost=[lost(tmp_path)])
-    (told,) = made.verdicts.values()
-    assert told.sentence.startswith("no run came to its end; udp failed")
+    (named,) = made.verdicts.values()
+    assert named.sentence.startswith("no run came to its end; udp failed")
     assert "the port is taken" in (tmp_path / "r.html").read_text()
 
 
@@ -89,20 +89,23 @@ def test_a_verdict_for_each_network(tmp_path: Path) -> None:
         *(run(tmp_path, f"a{number}", "tcp") for number in range(2)),
         make(tmp_path / "b", plan={"transport": {"url": "tcp"}}, lab=False),
     ]
-    found = verdicts(cells([numbers(read_run(path)) for path in paths]))
-    assert list(found) == ["wifi", "loopback"]
+    by_network = verdicts(cells([numbers(read_run(path)) for path in paths]))
+    assert list(by_network) == ["wifi", "loopback"]
 
 
 def test_the_systems_congestion_control_is_part_of_the_transport(tmp_path: Path) -> None:
     said = {"congestion_control": {"asked": None, "system": "bbr"}}
     paths = [run(tmp_path, "a", "tcp", manifest=said), run(tmp_path, "b", "udp", manifest=said)]
-    found = cells([numbers(read_run(path)) for path in paths], [lost(tmp_path, "tcp")])
-    assert {cell.transport: (len(cell.done), len(cell.failed)) for cell in found} == {"tcp bbr": (1, 1), "udp": (1, 0)}
-    (note,) = warnings(found)
+    grouped = cells([numbers(read_run(path)) for path in paths], [lost(tmp_path, "tcp")])
+    assert {cell.transport: (len(cell.done), len(cell.failed)) for cell in grouped} == {
+        "tcp bbr": (1, 1),
+        "udp": (1, 0),
+    }
+    (note,) = warnings(grouped)
     assert note.startswith("tcp bbr: BBR is this system's congestion control")
     made = report(paths, tmp_path / "r.html")
     assert made.notes == [note]
-    assert warnings(found[:1]) == [], "nothing is compared"
+    assert warnings(grouped[:1]) == [], "nothing is compared"
 
 
 def test_what_a_plan_asks_for_is_no_warning(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def told(path: Path, **figures: float | None) -> Path:
 def test_clients_that_evaluate_alone_are_on_the_page(tmp_path: Path) -> None:
     made = make(tmp_path / "r", parquet=False)
     path = told(made, accuracy=None, loss=None, client_accuracy=0.75, client_loss=0.5)
-    found = numbers(read_run(path))
-    assert (found.accuracy, found.client_accuracy, found.client_loss) == (None, 0.75, 0.5)
-    assert [row.client_accuracy for row in found.each_round] == [0.75] * 4
+    run_numbers = numbers(read_run(path))
+    assert (run_numbers.accuracy, run_numbers.client_accuracy, run_numbers.client_loss) == (None, 0.75, 0.5)
+    assert [row.client_accuracy for row in run_numbers.each_round] == [0.75] * 4
     assert "clients' own accuracy 75.00 %" in said(path)
     report([path], tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()

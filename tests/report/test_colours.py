@@ -25,10 +25,10 @@ def test_a_colour_does_not_depend_on_who_else_is_there() -> None:
 
 
 def test_ways_of_one_transport_differ_and_keep_its_colour_for_the_first() -> None:
-    found = of_transports(["tcp reno", "tcp bbr", "tcp cubic", "udp"])
-    assert len(set(found.values())) == 4
-    assert found["tcp bbr"] == of_transports(["tcp"])["tcp"]
-    assert found["udp"] == of_transports(["udp"])["udp"]
+    colours = of_transports(["tcp reno", "tcp bbr", "tcp cubic", "udp"])
+    assert len(set(colours.values())) == 4
+    assert colours["tcp bbr"] == of_transports(["tcp"])["tcp"]
+    assert colours["udp"] == of_transports(["udp"])["udp"]
 
 
 def test_a_transport_of_another_build_has_a_colour() -> None:
@@ -44,5 +44,5 @@ def test_all_plots_of_a_page_agree(tmp_path: Path) -> None:
     drawn = charts(read(tmp_path / "r.html"))
     expected = of_transports(["tcp", "udp"])
     for name, key in (("communication-time", "marker"), ("accuracy-rounds", "line"), ("communication-rounds", "line")):
-        found = {one["name"]: one[key]["color"] for one in drawn[name]["traces"] if one.get("name") in expected}
-        assert found == expected, name
+        colours = {one["name"]: one[key]["color"] for one in drawn[name]["traces"] if one.get("name") in expected}
+        assert colours == expected, name

@@ -44,40 +44,40 @@ ONE_SLOW = {**EVEN, "node-2": 20.0}
 
 
 def test_a_slow_node_is_named_with_what_it_costs(tmp_path: Path) -> None:
-    found = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
-    assert found is not None
-    assert found.slow == ["node-2"]
-    assert found.sentence == (
+    graph_numbers = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
+    assert graph_numbers is not None
+    assert graph_numbers.slow == ["node-2"]
+    assert graph_numbers.sentence == (
         "node-2 is slow: 20.0 times the training of the median node; its neighbours exchange for 210.0 ms an iteration"
     )
-    by_name = {node.node: node for node in found.nodes}
+    by_name = {node.node: node for node in graph_numbers.nodes}
     assert (by_name["node-2"].train_seconds, by_name["node-2"].degree) == (20.0, 2)
     # The slow node ends 19 s after its two neighbours, which end at the same time.
-    gaps = found.finish_gap_seconds
+    gaps = graph_numbers.finish_gap_seconds
     assert gaps is not None
     assert (gaps.mean, gaps.median, gaps.min, gaps.max) == pytest.approx((38 / 3, 9.5, 9.5, 19.0))
-    assert found.chunks_used == 1
-    assert (found.drift, found.disagreement) == (0, 0)
+    assert graph_numbers.chunks_used == 1
+    assert (graph_numbers.drift, graph_numbers.disagreement) == (0, 0)
 
 
 def test_nodes_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
-    found = graph(read_run(record(tmp_path / "run", {**EVEN, "node-3": 1.2}, parquet=False)))
-    assert found is not None
-    assert found.slow == []
-    assert found.sentence == "no node is much slower than the others: they train 1.00 s to 1.20 s an iteration"
+    graph_numbers = graph(read_run(record(tmp_path / "run", {**EVEN, "node-3": 1.2}, parquet=False)))
+    assert graph_numbers is not None
+    assert graph_numbers.slow == []
+    assert graph_numbers.sentence == "no node is much slower than the others: they train 1.00 s to 1.20 s an iteration"
 
 
 def test_a_node_that_is_slow_only_now_and_then_is_not_called_slow(tmp_path: Path) -> None:
-    found = graph(read_run(record(tmp_path / "run", EVEN, {**EVEN, "node-2": 3.0})))
-    assert found is not None
-    assert found.slow == []
-    assert found.sentence == "no node is much slower than the others: they train 1.00 s to 2.00 s an iteration"
+    graph_numbers = graph(read_run(record(tmp_path / "run", EVEN, {**EVEN, "node-2": 3.0})))
+    assert graph_numbers is not None
+    assert graph_numbers.slow == []
+    assert graph_numbers.sentence == "no node is much slower than the others: they train 1.00 s to 2.00 s an iteration"
 
 
 def test_the_graph_is_drawn_with_slow_nodes_in_red(tmp_path: Path) -> None:
-    found = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
-    assert found is not None
-    lines, nodes, slow = chart(found).traces
+    graph_numbers = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
+    assert graph_numbers is not None
+    lines, nodes, slow = chart(graph_numbers).traces
     assert len(lines["x"]) == 9
     assert nodes["text"] == ["node-1", "node-3"]
     assert (slow["text"], slow["name"]) == (["node-2"], "slow nodes")
@@ -127,13 +127,13 @@ def test_a_graph_has_nodes_and_iterations_where_others_have_clients_and_rounds(t
 
 def test_a_damaged_graph_is_no_reason_to_fail(tmp_path: Path) -> None:
     odd = [[0, 1], [0, 99], [-1, 0], ["a", "b"], [True, 1], 7]
-    found = graph(read_run(record(tmp_path / "run", EVEN, edges=odd)))
-    assert found is not None
-    assert found.edges == [(0, 1)]
+    graph_numbers = graph(read_run(record(tmp_path / "run", EVEN, edges=odd)))
+    assert graph_numbers is not None
+    assert graph_numbers.edges == [(0, 1)]
 
 
 def test_a_graphs_exchanges_are_no_evidence_for_rounds(tmp_path: Path) -> None:
     record(tmp_path / "runs" / "ring", EVEN)
-    found, left_out = gather([tmp_path / "runs"])
-    assert found == []
+    records, left_out = gather([tmp_path / "runs"])
+    assert records == []
     assert list(left_out.values()) == ["it has no server, and exchanges of its nodes are no rounds"]

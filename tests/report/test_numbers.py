@@ -17,28 +17,30 @@ from thalweg.wire import table_of
 
 
 def test_of_a_run(wifi: Path) -> None:
-    found = numbers(read_run(wifi))
-    assert found.network == "wifi"
-    assert found.transport == "tcp"
-    assert found.emulation == "packet level"
-    assert (found.rounds, found.rounds_planned, found.clients) == (4, 4, 2)
-    assert found.accuracy == found.best_accuracy == 1 - 0.5 / 4
-    assert found.communication_seconds is not None
-    assert table_of(found.communication_seconds) == pytest.approx({"count": 4, "min": 0.2, "median": 0.5, "max": 0.8})
+    run_numbers = numbers(read_run(wifi))
+    assert run_numbers.network == "wifi"
+    assert run_numbers.transport == "tcp"
+    assert run_numbers.emulation == "packet level"
+    assert (run_numbers.rounds, run_numbers.rounds_planned, run_numbers.clients) == (4, 4, 2)
+    assert run_numbers.accuracy == run_numbers.best_accuracy == 1 - 0.5 / 4
+    assert run_numbers.communication_seconds is not None
+    assert table_of(run_numbers.communication_seconds) == pytest.approx(
+        {"count": 4, "min": 0.2, "median": 0.5, "max": 0.8}
+    )
     # 2 MB over a link of 80 Mbit/s take 0.2 s. Rounds move 4 MB in 0.2 s to 0.8 s.
-    assert found.bound_seconds is not None
-    assert found.share_of_bound is not None
-    assert found.goodput_bits_per_second is not None
-    assert found.bound_seconds.median == pytest.approx(0.2)
-    assert found.share_of_bound.max == pytest.approx(1.0)
-    assert found.share_of_bound.min == pytest.approx(0.25)
-    assert found.goodput_bits_per_second.max == pytest.approx(160e6)
-    assert found.retransmissions == 3 * 7, "as the hosts counted: the record has no count of the run's own"
-    assert found.bytes_down == found.bytes_up == 8_000_000
-    assert found.links[0].lost_share == pytest.approx(0.01)
-    assert found.links[0].nominal["delay"] == 0.02
-    assert found.parties[1].stress is not None
-    assert found.parties[1].stress["operations_per_second"] == 12.5
+    assert run_numbers.bound_seconds is not None
+    assert run_numbers.share_of_bound is not None
+    assert run_numbers.goodput_bits_per_second is not None
+    assert run_numbers.bound_seconds.median == pytest.approx(0.2)
+    assert run_numbers.share_of_bound.max == pytest.approx(1.0)
+    assert run_numbers.share_of_bound.min == pytest.approx(0.25)
+    assert run_numbers.goodput_bits_per_second.max == pytest.approx(160e6)
+    assert run_numbers.retransmissions == 3 * 7, "as the hosts counted: the record has no count of the run's own"
+    assert run_numbers.bytes_down == run_numbers.bytes_up == 8_000_000
+    assert run_numbers.links[0].lost_share == pytest.approx(0.01)
+    assert run_numbers.links[0].nominal["delay"] == 0.02
+    assert run_numbers.parties[1].stress is not None
+    assert run_numbers.parties[1].stress["operations_per_second"] == 12.5
 
 
 def test_of_rounds(wifi: Path) -> None:
@@ -48,24 +50,24 @@ def test_of_rounds(wifi: Path) -> None:
 
 
 def test_what_is_not_known_is_null(bare: Path) -> None:
-    found = numbers(read_run(bare))
-    assert found.accuracy is None
-    assert found.bound_seconds is None
-    assert found.share_of_bound is None
-    assert found.links == []
-    assert [(one.row.party, one.row.peak_rss_bytes) for one in found.parties] == [
+    run_numbers = numbers(read_run(bare))
+    assert run_numbers.accuracy is None
+    assert run_numbers.bound_seconds is None
+    assert run_numbers.share_of_bound is None
+    assert run_numbers.links == []
+    assert [(one.row.party, one.row.peak_rss_bytes) for one in run_numbers.parties] == [
         ("client-1", 50_000_000),
         ("client-2", 50_000_000),
     ]
-    assert found.network == "loopback"
+    assert run_numbers.network == "loopback"
 
 
 def resent(path: Path, **facts: object) -> int | None:
     """Return a report's number of retransmissions, with these facts in the manifest."""
     manifest = path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **facts}))
-    found: int | None = numbers(read_run(path)).retransmissions
-    return found
+    run_numbers: int | None = numbers(read_run(path)).retransmissions
+    return run_numbers
 
 
 def test_a_sum_over_transfers_is_no_total(tmp_path: Path) -> None:
@@ -102,9 +104,9 @@ def test_what_a_broker_sent_again_only_its_host_counts(tmp_path: Path, party: st
     path = make(tmp_path / "r", plan={"transport": {"url": "mqtt"}})
     rows = read_table(path, "parties")
     write(path, "parties", [*rows, {**rows[0], "party": "broker", "retransmitted_segments": None}])
-    told = {"first": 1, "down": 100, "up": 30, "broker": None}
-    assert resent(path, resent=told, broker={"party": party}) == counted
-    assert resent(path, resent=told, broker={"party": party}, emulation="none") is None
+    counts = {"first": 1, "down": 100, "up": 30, "broker": None}
+    assert resent(path, resent=counts, broker={"party": party}) == counted
+    assert resent(path, resent=counts, broker={"party": party}, emulation="none") is None
 
 
 @pytest.mark.parametrize(
@@ -127,23 +129,23 @@ def test_message_level_networks(tmp_path: Path, layers: dict[str, object], netwo
 def test_an_emulated_network_is_called_by_what_it_was_set_to(tmp_path: Path) -> None:
     keys = {"rate": "200mbit", "rtt": ["20ms", "40ms"], "up": {"loss": "1%"}, "changes": [{"at": 5, "rate": "5mbit"}]}
     path = make(tmp_path / "r", plan={"network": keys}, manifest={"network": {"profile": None, "topology": "star"}})
-    found = numbers(read_run(path))
-    assert found.network == "rate 200 Mbit/s, rtt 20 ms to 40 ms, up (loss 1 %), changes"
+    run_numbers = numbers(read_run(path))
+    assert run_numbers.network == "rate 200 Mbit/s, rtt 20 ms to 40 ms, up (loss 1 %), changes"
 
 
 def test_the_bound_of_an_emulated_network_is_of_whole_updates(tmp_path: Path) -> None:
     bound = {"source": "the links", "round_seconds": 0.15, "round_bytes": 4_000_000}
-    found = numbers(read_run(make(tmp_path / "a", manifest={"bound": bound})))
-    assert found.bound_seconds == Spread(4, 0.15, 0.15, 0.15)
+    run_numbers = numbers(read_run(make(tmp_path / "a", manifest={"bound": bound})))
+    assert run_numbers.bound_seconds == Spread(4, 0.15, 0.15, 0.15)
     bound["round_bytes"] = 5
     assert numbers(read_run(make(tmp_path / "b", manifest={"bound": bound}))).bound_seconds is None
 
 
 def test_a_fallback_is_named(tmp_path: Path) -> None:
     network = {"profile": None, "topology": "dumbbell", "reason": "no permission to make namespaces"}
-    found = numbers(read_run(make(tmp_path / "r", manifest={"network": network})))
-    assert found.network == "own values, dumbbell"
-    assert found.emulation_reason == "no permission to make namespaces"
+    run_numbers = numbers(read_run(make(tmp_path / "r", manifest={"network": network})))
+    assert run_numbers.network == "own values, dumbbell"
+    assert run_numbers.emulation_reason == "no permission to make namespaces"
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def sections(path: Path) -> list[str]:
 
 def sentence(path: Path) -> str:
     """Return the first sentence of a page."""
-    found = re.search(r'<p class="verdict">(.*?)</p>', path.read_text())
-    assert found is not None
-    return found[1]
+    match = re.search(r'<p class="verdict">(.*?)</p>', path.read_text())
+    assert match is not None
+    return match[1]
 
 
 def said(path: Path) -> str:

@@ -66,8 +66,8 @@ def unpacked(script: str) -> str:
 
 
 def charts(reader: Reader) -> dict[str, dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(unpacked(reader.scripts["charts"]))
-    return {chart["name"]: chart for chart in found}
+    printed: list[dict[str, Any]] = json.loads(unpacked(reader.scripts["charts"]))
+    return {chart["name"]: chart for chart in printed}
 
 
 def test_the_numbers_on_the_page_are_the_record_s(wifi: Path, tmp_path: Path) -> None:

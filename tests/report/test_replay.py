@@ -41,34 +41,34 @@ def spent(handed: float, folded: float, workers: int = 1) -> Any:
 
 def test_costs_are_those_of_single_updates() -> None:
     rounds: Any = [{"fold": {"finish_seconds": seconds}} for seconds in (0.001, 0.004, 0.9)]
-    found = costs(spent(30.0, 5030.0), rounds, told("pool", "ranges"))
-    assert BYTES / found["fold"] + BYTES / found["sums"] == pytest.approx(0.005)
-    assert found["hand_over"] == pytest.approx(30e-6)
-    assert (found["socket"], found["broker"], found["side"]) == (0, 0, 0)
-    assert BYTES / found["finish"] == pytest.approx(0.004)
+    run_costs = costs(spent(30.0, 5030.0), rounds, told("pool", "ranges"))
+    assert BYTES / run_costs["fold"] + BYTES / run_costs["sums"] == pytest.approx(0.005)
+    assert run_costs["hand_over"] == pytest.approx(30e-6)
+    assert (run_costs["socket"], run_costs["broker"], run_costs["side"]) == (0, 0, 0)
+    assert BYTES / run_costs["finish"] == pytest.approx(0.004)
 
 
 def test_copies_have_a_rate_and_work_above_leaves_is_counted_once() -> None:
     rounds: Any = [{"fold": {"finish_seconds": 0.1}}]
-    found = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
-    assert found["hand_over"] == 0.0
-    assert BYTES / found["socket"] == pytest.approx(0.01)
-    middle = 2 * 0.01 + 2 * BYTES / found["fold"] + BYTES / found["sums"]
+    run_costs = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
+    assert run_costs["hand_over"] == 0.0
+    assert BYTES / run_costs["socket"] == pytest.approx(0.01)
+    middle = 2 * 0.01 + 2 * BYTES / run_costs["fold"] + BYTES / run_costs["sums"]
     top = 0.01 + 0.005
-    assert BYTES / found["finish"] == pytest.approx(0.1 - middle - top, rel=1e-6)
+    assert BYTES / run_costs["finish"] == pytest.approx(0.1 - middle - top, rel=1e-6)
 
 
 def test_a_run_is_played_again(tmp_path: Path) -> None:
     # Costs are measured only on updates that find an idle worker, and not every run has such updates.
     made = plan(tmp_path, rounds=30, system="sf", workers=1)
-    found = replayed(job.run(made, LineProgress()).record.path)
-    assert (found["system"], found["split"], found["updates"]) == ("sf", "clients", 2)
-    assert found["live_seconds"] > 0
-    assert found["simulated_seconds"] > 0
-    assert found["off"] == pytest.approx(found["simulated_seconds"] / found["live_seconds"] - 1)
-    assert found["met"] == (abs(found["off"]) <= 0.15)
+    replay = replayed(job.run(made, LineProgress()).record.path)
+    assert (replay["system"], replay["split"], replay["updates"]) == ("sf", "clients", 2)
+    assert replay["live_seconds"] > 0
+    assert replay["simulated_seconds"] > 0
+    assert replay["off"] == pytest.approx(replay["simulated_seconds"] / replay["live_seconds"] - 1)
+    assert replay["met"] == (abs(replay["off"]) <= 0.15)
     same, other = made, plan(tmp_path, system="sl")
-    accepted = [trees.simulated(one, [{**found, "met": met}]).accepted for one, met in
+    accepted = [trees.simulated(one, [{**replay, "met": met}]).accepted for one, met in
                 ((same, True), (same, False), (other, True))]  # fmt: skip
     assert accepted == [True, False, False]
     assert not trees.simulated(same).accepted
@@ -83,8 +83,8 @@ def test_a_run_that_does_not_say_its_costs_has_those_of_another(tmp_path: Path) 
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RecordError, match="none found a worker without work"):
         replayed(folder, [{**first, "system": "sl"}, {**first, "update_bytes": 1}])
-    found = replayed(folder, [first])
-    assert (found["costs_of"], found["costs"]) == (first["record"], first["costs"])
+    replay = replayed(folder, [first])
+    assert (replay["costs_of"], replay["costs"]) == (first["record"], first["costs"])
 
 
 def test_runs_that_cannot_be_replayed_are_refused_with_the_reason(tmp_path: Path) -> None:

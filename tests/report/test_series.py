@@ -107,18 +107,18 @@ def test_of_many_links_the_busiest_are_drawn(tmp_path: Path) -> None:
 def test_rounds_of_runs_that_are_alike_are_taken_together(tmp_path: Path) -> None:
     paths = [make(tmp_path / name, rounds=rounds) for name, rounds in (("a", 2), ("b", 4))]
     other = make(tmp_path / "c", plan={"transport": {"congestion": "cubic"}})
-    found = groups([numbers(read_run(path)) for path in (*paths, other)])
-    assert [(one.transport, one.condition, one.runs, len(one.seconds)) for one in found] == [
+    run_groups = groups([numbers(read_run(path)) for path in (*paths, other)])
+    assert [(one.transport, one.condition, one.runs, len(one.seconds)) for one in run_groups] == [
         ("tcp", "wifi", 2, 6),
         ("tcp cubic", "wifi", 1, 4),
     ]
-    assert found[0].median == pytest.approx(0.4)
+    assert run_groups[0].median == pytest.approx(0.4)
 
 
 def test_runs_of_other_models_are_kept_apart(tmp_path: Path) -> None:
     paths = [make(tmp_path / "a"), make(tmp_path / "b", plan={"model": {"name": "vgg5"}})]
-    found = groups([numbers(read_run(path)) for path in paths])
-    assert [one.condition for one in found] == ["wifi, lenet", "wifi, vgg5"]
+    run_groups = groups([numbers(read_run(path)) for path in paths])
+    assert [one.condition for one in run_groups] == ["wifi, lenet", "wifi, vgg5"]
 
 
 def test_runs_whose_losses_stay_are_kept_apart(tmp_path: Path) -> None:

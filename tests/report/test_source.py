@@ -36,8 +36,8 @@ def test_transfers_of_an_older_record_get_their_two_parties(tmp_path: Path, parq
         entry = json.loads(line)
         entry["transfers"] = [{k: v for k, v in t.items() if k not in ("source", "target")} for t in entry["transfers"]]
         (path / "journal.jsonl").write_text(json.dumps(entry) + "\n")
-    found = [(t.direction, t.source, t.target) for t in read_run(path).transfers]
-    assert found == [("down", "server", "a"), ("up", "a", "server")]
+    ends = [(t.direction, t.source, t.target) for t in read_run(path).transfers]
+    assert ends == [("down", "server", "a"), ("up", "a", "server")]
 
 
 def test_without_tables_the_journal_serves(bare: Path) -> None:
@@ -72,8 +72,8 @@ def test_an_app_may_have_a_loss_and_no_accuracy(tmp_path: Path) -> None:
     (path / "journal.jsonl").write_text("".join(lines))
     run = read_run(path)
     assert run.why_no_accuracy() == "my_app:App reports a loss and no accuracy"
-    found = numbers(run)
-    assert (found.model, found.loss, found.accuracy) == ("my_app:App", 0.25, None)
+    run_numbers = numbers(run)
+    assert (run_numbers.model, run_numbers.loss, run_numbers.accuracy) == ("my_app:App", 0.25, None)
 
 
 def test_a_lab_that_left_no_tables_says_how_the_run_ended(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def write(path: Path, lines: Sequence[Fields], rest: str = "") -> Path:
 
 def test_links_are_told_apart_and_the_longest_comes_first(tmp_path: Path) -> None:
     lines = [line(at / 10, link=link, delivered=of * at) for at in range(4) for link, of in (("7-0", 1), ("8-0", 5))]
-    found = read_traces(write(tmp_path / "t.jsonl", lines, rest='{"peer": "cut'))
-    assert [(one.link, one.peer, len(one.lines)) for one in found] == [
+    trace = read_traces(write(tmp_path / "t.jsonl", lines, rest='{"peer": "cut'))
+    assert [(one.link, one.peer, len(one.lines)) for one in trace] == [
         ("8-0", "10.0.0.2:40", 4),
         ("7-0", "10.0.0.2:40", 4),
     ]
-    assert found[0].numbers().delivered == 15
+    assert trace[0].numbers().delivered == 15
 
 
 def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> None:
@@ -49,20 +49,20 @@ def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> 
         # First a pause in which there is nothing to send, then a wait for an ACK of one second, which is no pause.
         line(5.0, "window", rtt_min=0.03), line(6.0, "idle"),
     ]  # fmt: skip
-    (found,) = read_traces(write(tmp_path / "t.jsonl", lines))
-    assert [len(stretch) for stretch in stretches(found.lines)] == [3, 2]
-    numbers = found.numbers()
+    (trace,) = read_traces(write(tmp_path / "t.jsonl", lines))
+    assert [len(stretch) for stretch in stretches(trace.lines)] == [3, 2]
+    numbers = trace.numbers()
     assert numbers.waits == {"pace": pytest.approx(0.3 / 1.4), "window": pytest.approx(1.1 / 1.4)}
     assert (numbers.rtt_min, numbers.rtt_median, numbers.rtt_max) == (0.03, 0.06, 0.09)
     assert numbers.lines == 5
     assert numbers.seconds == pytest.approx(6)
-    assert [point is None for point in points(found.lines)] == [False, False, False, True, False, False]
+    assert [point is None for point in points(trace.lines)] == [False, False, False, True, False, False]
 
 
 def test_points_have_the_longest_rtt_and_the_share_that_was_lost(tmp_path: Path) -> None:
     lines = [line(at / 100, rtt_latest=0.5 if at == 33 else 0.06) for at in range(101)]
-    (found,) = read_traces(write(tmp_path / "t.jsonl", lines))
-    drawn = [point for point in points(found.lines, 10) if point is not None]
+    (trace,) = read_traces(write(tmp_path / "t.jsonl", lines))
+    drawn = [point for point in points(trace.lines, 10) if point is not None]
     assert len(drawn) == 10
     assert [point.values["rtt_latest"] for point in drawn].count(0.5) == 1
     for point in drawn:
@@ -92,9 +92,9 @@ def test_a_chart_has_a_row_for_each_thing_that_is_known(tmp_path: Path) -> None:
 
 def test_long_traces_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_LINES", 50)
-    (found,) = read_traces(write(tmp_path / "t.jsonl", [line(at / 100) for at in range(150)]))
-    assert (found.stride, len(found.lines), found.numbers().lines) == (4, 38, 150)
-    assert chart(found, since=10.0).notes == ["10.0.0.2:40: each 4. line is drawn"]
+    (trace,) = read_traces(write(tmp_path / "t.jsonl", [line(at / 100) for at in range(150)]))
+    assert (trace.stride, len(trace.lines), trace.numbers().lines) == (4, 38, 150)
+    assert chart(trace, since=10.0).notes == ["10.0.0.2:40: each 4. line is drawn"]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_what_is_no_trace_is_refused_with_the_hint(tmp_path: Path, text: str) ->
 
 def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
     odd = write(tmp_path / "t.jsonl", [line(0, rtt=float("nan"), window=float("inf"), delivered=10**400, lost=True)])
-    (found,) = read_traces(odd)
-    assert [found.lines[0].values[name] for name in ("rtt", "window", "delivered", "lost")] == [None] * 4
+    (trace,) = read_traces(odd)
+    assert [trace.lines[0].values[name] for name in ("rtt", "window", "delivered", "lost")] == [None] * 4
 
 
 def test_too_many_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,9 +117,9 @@ WAYS: list[Callable[[Any], None]] = [
 
 def agrees(bound: Binding) -> bool:
     """Return whether every tensor of the model is a view of the arena's memory."""
-    found = slots(bound.model)
+    by_name = slots(bound.model)
     return all(
-        found[name].tensor.data_ptr() == bound.arena.core.address + offset and found[name].tensor.is_contiguous()
+        by_name[name].tensor.data_ptr() == bound.arena.core.address + offset and by_name[name].tensor.is_contiguous()
         for name, _, _, offset in bound.arena.layout.tensors
     )
 
@@ -551,9 +551,9 @@ def test_a_thousand_tensors_are_looked_at_once_each(monkeypatch: pytest.MonkeyPa
 
     def counted(module: nn.Module) -> Any:
         nonlocal asked
-        found = slots(module)
-        asked += len(found)
-        return found
+        by_name = slots(module)
+        asked += len(by_name)
+        return by_name
 
     monkeypatch.setattr("thalweg.tensors.binding.slots", counted)
     assert bound.collect("train()") == []

@@ -50,9 +50,9 @@ def content(bound: Binding) -> bytes:
 def step(model: Any, samples: torch.Tensor) -> None:
     """Change every parameter in place, without gradients: for gradients PyTorch would need a real device's streams."""
     with torch.no_grad():
-        given = model[2](model[0](samples)).square().mean()
+        loss = model[2](model[0](samples)).square().mean()
         for parameter in model.parameters():
-            parameter.mul_(0.9).sub_(given)
+            parameter.mul_(0.9).sub_(loss)
 
 
 def test_a_model_stays_on_its_device_and_is_copied_to_a_pinned_arena(device: Device) -> None:
@@ -265,15 +265,15 @@ def values_after(*, server: bool, clients: bool) -> list[Any]:
         threads = [threading.Thread(target=client.run) for client in joined]
         for thread in threads:
             thread.start()
-        found = [
+        values = [
             [plain.tolist() for plain in map(values_of, here.model.state_dict().values())]
             for done in thalweg.fedavg(here, 3)
             if done.complete
         ]
-        assert len(found) == 3
+        assert len(values) == 3
     for thread in threads:
         thread.join()
-    return found
+    return values
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

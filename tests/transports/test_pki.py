@@ -56,8 +56,8 @@ def test_issue_makes_a_token_that_reads_back(folder: Path, tmp_path: Path) -> No
 def test_a_token_and_a_certificate_name_their_role(folder: Path, role: str) -> None:
     certificate, _, token = pki.issue(folder, "anna", 30, role=role)
     assert pki.read_token(token).role == role
-    found = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
-    subject = dict(entry[0] for entry in found["subject"])
+    decoded = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    subject = dict(entry[0] for entry in decoded["subject"])
     assert (subject["commonName"], subject["organizationalUnitName"]) == ("anna", role)
 
 

@@ -13,19 +13,19 @@ from thalweg.transports import proxying
 CONNECTION = {"connection": 3, "from": "192.0.2.7:4000", "local": "127.0.0.1:5000"}
 
 
-def configured(**given: Any) -> Any:
+def configured(**settings: Any) -> Any:
     base: dict[str, Any] = {"sizes": {}, "own": {}, "option": []}
-    return json.loads(proxying.configure(**{**base, **given}))
+    return json.loads(proxying.configure(**{**base, **settings}))
 
 
 def test_missing_settings_are_left_to_the_core() -> None:
-    told = configured(sizes={"buffer": None}, own={"budget": None}, idle=None, listen=":9000")
-    assert told == {"own": {}, "listen": ":9000"}
+    settings = configured(sizes={"buffer": None}, own={"budget": None}, idle=None, listen=":9000")
+    assert settings == {"own": {}, "listen": ":9000"}
 
 
 def test_sizes_and_options_become_numbers() -> None:
-    told = configured(sizes={"reliable": "4KiB"}, own={"budget": 0.1}, option=["window=65536", "budget=0.5"])
-    assert told == {"own": {"window": 65536, "budget": 0.1}, "reliable": 4096}
+    settings = configured(sizes={"reliable": "4KiB"}, own={"budget": 0.1}, option=["window=65536", "budget=0.5"])
+    assert settings == {"own": {"window": 65536, "budget": 0.1}, "reliable": 4096}
 
 
 def test_a_size_that_is_none_is_refused() -> None:

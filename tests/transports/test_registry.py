@@ -9,7 +9,7 @@ from thalweg.transports.registry import own_options
 
 
 def test_options_are_flags_numbers_or_text() -> None:
-    given = [
+    texts = [
         "retain=true",
         "confirms=false",
         "qos=2",
@@ -19,7 +19,7 @@ def test_options_are_flags_numbers_or_text() -> None:
         "budget=0.02",
         "version=3.1.1",
     ]
-    assert own_options(given) == {
+    assert own_options(texts) == {
         "retain": True,
         "confirms": False,
         "qos": 2,

@@ -98,7 +98,7 @@ GROUPS: Final[set[int]] = set()
 
 def programs() -> dict[int, bytes]:
     """Return the command lines, by process id, of worker programs that are children of this process or in GROUPS."""
-    found: dict[int, bytes] = {}
+    command_lines: dict[int, bytes] = {}
     for process in Path("/proc").glob("[0-9]*"):
         # Processes may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -106,16 +106,16 @@ def programs() -> dict[int, bytes]:
             # After the name come the state, the parent and the process group (proc_pid_stat(5)).
             _, parent, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
             if b"aggregator.py" in line and (int(parent) == os.getpid() or int(group) in GROUPS):
-                found[int(process.name)] = line
-    return found
+                command_lines[int(process.name)] = line
+    return command_lines
 
 
 def templates() -> list[int]:
     """Return the templates of this process. Each leads a process group, which contains the workers that it forked."""
     named = [one for one, line in programs().items() if line.endswith(b"\0template\0")]
-    found = [one for one in named if leads_group(one)]
-    GROUPS.update(found)
-    return found
+    leaders = [one for one in named if leads_group(one)]
+    GROUPS.update(leaders)
+    return leaders
 
 
 def leads_group(process: int) -> bool:
@@ -175,8 +175,16 @@ def job(workers: Mapping[str, object], *, kills: bool = False, **options: Any) -
         for trust in local_trust(SecuritySection(tls="off"), URL)
     )
     arena = _core.Arena(layout())
-    told = {**own, "expected": CLIENTS, "enough": CLIENTS, "precision": "exact", "deadline": 60, **options, **workers}
-    server = _core.Server(arena, URL, wire.encode(told))
+    server_options = {
+        **own,
+        "expected": CLIENTS,
+        "enough": CLIENTS,
+        "precision": "exact",
+        "deadline": 60,
+        **options,
+        **workers,
+    }
+    server = _core.Server(arena, URL, wire.encode(server_options))
     threads: list[threading.Thread] = []
     refused: list[str] = []
     for place in range(CLIENTS):
@@ -288,13 +296,13 @@ def test_auto_takes_the_kernel_where_it_can_and_says_why() -> None:
 def test_without_the_right_to_load_programs_the_node_takes_notes() -> None:
     """The process has no CAP_BPF, CAP_NET_ADMIN or CAP_SYS_ADMIN."""
     dropped = "-sys_admin,-bpf,-net_admin"
-    found = subprocess.run(
+    done = subprocess.run(
         ["setpriv", "--bounding-set", dropped, "--inh-caps", dropped, sys.executable, "-c", WITHOUT_RIGHTS],
         capture_output=True,
         text=True,
         check=True,
     )
-    refused, tree = json.loads(found.stdout)
+    refused, tree = json.loads(done.stdout)
     for said in (refused, tree["routes_reason"]):
         assert "CAP_BPF" in said
         assert "clang" not in said
@@ -303,8 +311,8 @@ def test_without_the_right_to_load_programs_the_node_takes_notes() -> None:
 
 
 def test_limits_of_shared_memory_are_named() -> None:
-    found = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
-    said = found.stdout.splitlines()
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
     assert len(said) == 4
     for line, limit in zip(said, ("ulimit -f", "ulimit -f", "ulimit -n", "ulimit -n"), strict=True):
         assert line.startswith("memory "), line
@@ -384,9 +392,9 @@ def test_a_planned_hierarchy_of_several_nodes_is_for_what_a_node_holds() -> None
 
 def test_a_record_names_the_switches_that_a_run_follows() -> None:
     counters = wire.encode(workers([]))
-    found = live.work_report(Plan.of({"aggregation": {"shape": "tree"}}), counters, 0.5)
-    assert found is not None
-    assert found.system == "lifl"
-    assert found.switches["start"] == "template"
-    assert "reuse" not in found.switches
+    report = live.work_report(Plan.of({"aggregation": {"shape": "tree"}}), counters, 0.5)
+    assert report is not None
+    assert report.system == "lifl"
+    assert report.switches["start"] == "template"
+    assert "reuse" not in report.switches
     assert live.options(Plan.of({})) == {}

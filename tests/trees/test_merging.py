@@ -34,20 +34,25 @@ def test_times_are_on_the_clock_of_the_root() -> None:
     one = outcome({"a": "whole"}, [way("a", 1.0, 2.0)], complete=True)
     two = outcome({"b": "whole"}, [way("b", 10.0, 11.0)], complete=True)
     parts = [Part("node-1", ["a"], one, shift=0.5), Part("node-2", ["b"], two, shift=-8.0)]
-    found = wire.values_of(merged(4, parts, 1.25, 2.0, Mean(0, 0.0)))
-    assert [(one["send_start"], one["send_end"]) for one in found["transfers"]] == [(1.5, 2.5), (2.0, 3.0)]
-    assert found["transfers"][0]["receive_start"] is None
-    assert found["communication_seconds"] == 1.5
-    assert (found["round"], found["start"], found["seconds"], found["complete"]) == (4, 1.25, 2.0, True)
-    assert (found["expected"], found["bytes_down"], found["bytes_up"]) == (2, 200, 100)
-    assert [node["counted"] for node in found["fold"]["nodes"]] == [1, 1]
+    merged_outcome = wire.values_of(merged(4, parts, 1.25, 2.0, Mean(0, 0.0)))
+    assert [(one["send_start"], one["send_end"]) for one in merged_outcome["transfers"]] == [(1.5, 2.5), (2.0, 3.0)]
+    assert merged_outcome["transfers"][0]["receive_start"] is None
+    assert merged_outcome["communication_seconds"] == 1.5
+    assert (
+        merged_outcome["round"],
+        merged_outcome["start"],
+        merged_outcome["seconds"],
+        merged_outcome["complete"],
+    ) == (4, 1.25, 2.0, True)
+    assert (merged_outcome["expected"], merged_outcome["bytes_down"], merged_outcome["bytes_up"]) == (2, 200, 100)
+    assert [node["counted"] for node in merged_outcome["fold"]["nodes"]] == [1, 1]
 
 
 def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
     one = outcome({"a": "whole", "b": "late"}, [], complete=False)
     gone = Part("node-2", ["c", "d"], reason="its node node-2 is gone: killed by signal 9")
-    found = wire.values_of(merged(1, [Part("node-1", ["a", "b", "x"], one), gone], 0.0, 1.0, Mean(0, 0.0)))
-    states = {part["client"]: (part["state"], part["reason"]) for part in found["participants"]}
+    merged_outcome = wire.values_of(merged(1, [Part("node-1", ["a", "b", "x"], one), gone], 0.0, 1.0, Mean(0, 0.0)))
+    states = {part["client"]: (part["state"], part["reason"]) for part in merged_outcome["participants"]}
     assert states == {
         "a": ("whole", None),
         "b": ("late", None),
@@ -55,16 +60,16 @@ def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
         "c": ("lost", gone.reason),
         "d": ("lost", gone.reason),
     }
-    assert (found["expected"], found["complete"]) == (5, False)
-    assert [node["counted"] for node in found["fold"]["nodes"]] == [1, 0]
+    assert (merged_outcome["expected"], merged_outcome["complete"]) == (5, False)
+    assert [node["counted"] for node in merged_outcome["fold"]["nodes"]] == [1, 0]
 
 
 def test_bytes_between_nodes_are_counted_apart() -> None:
     part = Part("node-1", ["a"], outcome({"a": "whole"}, [way("a", 0, 1)], complete=True))
     part.between = [transfer_of(**way("node-1", 0, 1)), transfer_of(**way("node-1", 1, 2))]
-    found = wire.values_of(merged(1, [part], 0.0, 1.0, Mean(0, 0.0)))
-    assert found["fold"]["between_bytes"] == 20
-    assert len(found["transfers"]) == 1
+    merged_outcome = wire.values_of(merged(1, [part], 0.0, 1.0, Mean(0, 0.0)))
+    assert merged_outcome["fold"]["between_bytes"] == 20
+    assert len(merged_outcome["transfers"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     kernel = {"routes": "kernel", "routes_reason": "the kernel can", "notes": {"routed": 3, "passed": 1, "bytes": 8}}
     node = {"routes": "node", "routes_reason": "no clang", "notes": None}
     nothing = {"p50": None, "p99": None}
-    told: list[dict[str, Any]] = [
+    reports: list[dict[str, Any]] = [
         {
             **counts,
             "started": {"template": 2, "program": 0},
@@ -113,11 +118,11 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
             **node,
         },
     ]
-    found = wire.values_of(workers([wire.made(Counters, one) for one in told]))
-    assert (found["workers"], found["commits"], found["pool_bytes"]) == (3, 2, 2)
-    assert found["started"] == {"template": 3, "program": 1}
-    assert (found["start_us"], found["resume_us"]) == ({"p50": 3000.0, "p99": 50000.0}, nothing)
-    assert found["handover_us"] == {"p50": 30.0, "p99": None}
-    assert (found["routes"], found["notes"]) == ("kernel, node", {"routed": 3, "passed": 1, "bytes": 8})
-    assert found["routes_reason"] == "no clang; the kernel can"
-    assert found["fold_us"] == {"p50": 50.0, "p99": None}
+    totals = wire.values_of(workers([wire.made(Counters, one) for one in reports]))
+    assert (totals["workers"], totals["commits"], totals["pool_bytes"]) == (3, 2, 2)
+    assert totals["started"] == {"template": 3, "program": 1}
+    assert (totals["start_us"], totals["resume_us"]) == ({"p50": 3000.0, "p99": 50000.0}, nothing)
+    assert totals["handover_us"] == {"p50": 30.0, "p99": None}
+    assert (totals["routes"], totals["notes"]) == ("kernel, node", {"routed": 3, "passed": 1, "bytes": 8})
+    assert totals["routes_reason"] == "no clang; the kernel can"
+    assert totals["fold_us"] == {"p50": 50.0, "p99": None}

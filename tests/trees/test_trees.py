@@ -55,25 +55,25 @@ def test_best_fit_uses_as_many_nodes_as_the_paper_and_worst_fit_all(clients: int
 
 
 def test_a_plan_is_decided_with_reasons() -> None:
-    found = trees.planned(plan(60))
-    assert [(tree.node, tree.clients, tree.leaves) for tree in found.plan.trees] == [
+    planned = trees.planned(plan(60))
+    assert [(tree.node, tree.clients, tree.leaves) for tree in planned.plan.trees] == [
         (0, 20, 10),
         (1, 20, 10),
         (2, 20, 10),
     ]
-    assert found.reasons[0].table() == {
+    assert planned.reasons[0].table() == {
         "kind": "placed",
         "clients": 60,
         "nodes": 3,
         "policy": "best-fit",
         "text": "60 clients placed on 3 nodes by best fit: the fullest node with room",
     }
-    assert found.homeless == 0
+    assert planned.homeless == 0
 
 
 def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
-    told = trees.scenario(plan(tree="system = 'sl-h'\nplacement = 'best-fit'\n[tree.costs]\ncold_start = '1s'"))
-    assert told.switches == {
+    scenario = trees.scenario(plan(tree="system = 'sl-h'\nplacement = 'best-fit'\n[tree.costs]\ncold_start = '1s'"))
+    assert scenario.switches == {
         "data_plane": "pool",
         "side_process": False,
         "levels": "tree",
@@ -83,7 +83,7 @@ def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
         "reuse": False,
         "start": "cold",
     }
-    assert (told.costs, told.config.history, told.nodes[0].capacity) == (
+    assert (scenario.costs, scenario.config.history, scenario.nodes[0].capacity) == (
         {"cold_start": 1.0},
         700,
         20_000,
@@ -97,8 +97,8 @@ def test_the_same_seed_gives_the_same_rounds() -> None:
 
 
 def test_a_plan_without_sections_has_the_papers_nodes() -> None:
-    told = trees.scenario(Plan.of({}))
-    assert (len(told.nodes), told.clients, told.bytes) == (5, 4, 2_330_856)
+    scenario = trees.scenario(Plan.of({}))
+    assert (len(scenario.nodes), scenario.clients, scenario.bytes) == (5, 4, 2_330_856)
 
 
 def schema(folder: Path, *groups: str) -> str:
@@ -108,12 +108,12 @@ def schema(folder: Path, *groups: str) -> str:
 
 
 def test_groups_of_a_schema_go_to_nodes_of_their_own(tmp_path: Path) -> None:
-    told = trees.scenario(plan(tree=schema(tmp_path, "west", "east")))
-    assert [node.group for node in told.nodes] == [0, 1, 0, 1, 0]
-    found = trees.planned(plan(tree=schema(tmp_path, "west", "east")))
-    assert [(tree.node, tree.clients) for tree in found.plan.trees] == [(0, 10), (1, 10)]
-    told = trees.scenario(plan(tree=schema(tmp_path, "west", "east"), nodes="groups = ['east', 'east', 'west']"))
-    assert [node.group for node in told.nodes] == [1, 1, 0, 1, 1]
+    scenario = trees.scenario(plan(tree=schema(tmp_path, "west", "east")))
+    assert [node.group for node in scenario.nodes] == [0, 1, 0, 1, 0]
+    planned = trees.planned(plan(tree=schema(tmp_path, "west", "east")))
+    assert [(tree.node, tree.clients) for tree in planned.plan.trees] == [(0, 10), (1, 10)]
+    scenario = trees.scenario(plan(tree=schema(tmp_path, "west", "east"), nodes="groups = ['east', 'east', 'west']"))
+    assert [node.group for node in scenario.nodes] == [1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

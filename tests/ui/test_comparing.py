@@ -30,8 +30,8 @@ Times = st.floats(0.001, 1000.0, allow_nan=False, allow_infinity=False)
 
 def proven(one: list[float], other: list[float], pairs: int = 1) -> bool:
     best, second = sorted((one, other), key=center)
-    found = compare(best, second, pairs)
-    return found.relation == "slower" and found.sure == "yes"
+    comparison = compare(best, second, pairs)
+    return comparison.relation == "slower" and comparison.sure == "yes"
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,14 +74,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 @given(st.lists(Times, min_size=2, max_size=2), st.lists(Times, min_size=2, max_size=2))
 def test_two_runs_prove_nothing_but_say_how_much(best: list[float], other: list[float]) -> None:
     best, other = sorted((best, other), key=center)
-    found = compare(best, other)
-    assert found.sure in ("no", "fairly")
-    assert found.factor == pytest.approx(center(other) / center(best))
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= found.factor * (1 + 1e-9)
-    assert found.factor <= found.high * (1 + 1e-9)
-    assert found.needed is None or found.needed >= 4
+    comparison = compare(best, other)
+    assert comparison.sure in ("no", "fairly")
+    assert comparison.factor == pytest.approx(center(other) / center(best))
+    assert comparison.low is not None
+    assert comparison.high is not None
+    assert comparison.low <= comparison.factor * (1 + 1e-9)
+    assert comparison.factor <= comparison.high * (1 + 1e-9)
+    assert comparison.needed is None or comparison.needed >= 4
 
 
 def test_the_runs_that_are_said_to_be_needed_are_enough() -> None:
@@ -139,9 +139,9 @@ def test_relations() -> None:
 
 
 def test_what_is_infinite_is_null_in_json() -> None:
-    found = compare([0.0] * 4, [1.0] * 4)
-    assert (found.sure, found.factor, found.table()["factor"]) == ("yes", math.inf, None)
-    assert isinstance(found, Comparison)
+    comparison = compare([0.0] * 4, [1.0] * 4)
+    assert (comparison.sure, comparison.factor, comparison.table()["factor"]) == ("yes", math.inf, None)
+    assert isinstance(comparison, Comparison)
 
 
 def test_distance_takes_certainty_away() -> None:

@@ -26,8 +26,8 @@ def python_hints() -> Iterator[tuple[str, str]]:
 
 def rust_hints() -> Iterator[tuple[str, str]]:
     for path in (ROOT / "crates").rglob("src/**/*.rs"):
-        for found in re.finditer(r'\.hint\(\s*"([^"]+)"', path.read_text()):
-            yield str(path.relative_to(ROOT)), found[1]
+        for hint in re.finditer(r'\.hint\(\s*"([^"]+)"', path.read_text()):
+            yield str(path.relative_to(ROOT)), hint[1]
 
 
 def test_every_hint_names_what_is_to_be_done() -> None:

@@ -16,12 +16,14 @@ def times(factor: float) -> list[float]:
 
 def test_the_sentences_of_the_documents() -> None:
     six = [*FIVE, 1.05]
-    found = verdict({"tcp": six, "mqtt": [1.005 * value for value in six], "udp": [1.12 * value for value in six]})
-    assert found.sentence == (
+    sentence_verdict = verdict(
+        {"tcp": six, "mqtt": [1.005 * value for value in six], "udp": [1.12 * value for value in six]}
+    )
+    assert sentence_verdict.sentence == (
         "tcp and mqtt are too close to call (mqtt takes 0.98 to 1.04 times as long); udp is 12 % slower (9 to 15 %); "
         "sure: yes, 6 runs each; 20 each would tell: --repetitions 20"
     )
-    assert found.leaders == ["tcp", "mqtt"]
+    assert sentence_verdict.leaders == ["tcp", "mqtt"]
     few = verdict({"unifl": [0.58, 0.62], "tcp": [4.0, 4.4]})
     assert few.sentence == (
         "unifl is fastest; tcp takes 7.0 times as long (5.3 to 9.3); sure: fairly, 2 runs each cannot prove it, "
@@ -31,19 +33,19 @@ def test_the_sentences_of_the_documents() -> None:
 
 
 def test_one_is_fastest() -> None:
-    found = verdict({"udp": times(3.0), "tcp": FIVE, "grpc": times(1.5)})
-    assert found.sentence == (
+    sentence_verdict = verdict({"udp": times(3.0), "tcp": FIVE, "grpc": times(1.5)})
+    assert sentence_verdict.sentence == (
         "tcp is fastest; grpc is 50 % slower (46 to 55 %), udp takes 3.0 times as long (2.9 to 3.1); sure: yes, "
         "5 runs each"
     )
-    assert found.repetitions is None
+    assert sentence_verdict.repetitions is None
 
 
 def test_what_failed_is_named() -> None:
-    found = verdict({"tcp": FIVE, "udp": times(1.5)[:3], "ltp": []}, {"ltp": 5, "udp": 2, "tcp": 0})
-    assert "ltp failed, 2 of 5 runs of udp failed" in found.sentence
-    assert "sure: yes, 3 to 5 runs each" in found.sentence, "2 of 56 deals part them as far"
-    assert found.table()["failed"] == {"ltp": {"failed": 5, "runs": 5}, "udp": {"failed": 2, "runs": 5}}
+    sentence_verdict = verdict({"tcp": FIVE, "udp": times(1.5)[:3], "ltp": []}, {"ltp": 5, "udp": 2, "tcp": 0})
+    assert "ltp failed, 2 of 5 runs of udp failed" in sentence_verdict.sentence
+    assert "sure: yes, 3 to 5 runs each" in sentence_verdict.sentence, "2 of 56 deals part them as far"
+    assert sentence_verdict.table()["failed"] == {"ltp": {"failed": 5, "runs": 5}, "udp": {"failed": 2, "runs": 5}}
 
 
 def test_few_runs_are_no_certainty() -> None:
@@ -58,8 +60,8 @@ def test_few_runs_are_no_certainty() -> None:
 
 def test_what_hardly_differs_is_not_settled_by_many_runs() -> None:
     spread = [1.0, 2.0, 1.5]
-    found = verdict({"tcp": spread, "udp": [1.001 * value for value in spread]})
-    assert found.sentence.endswith("sure: no, 3 runs each; even 100 each would not tell")
+    sentence_verdict = verdict({"tcp": spread, "udp": [1.001 * value for value in spread]})
+    assert sentence_verdict.sentence.endswith("sure: no, 3 runs each; even 100 each would not tell")
     same = verdict({"tcp": [1.0] * 4, "udp": [1.001] * 4})
     assert same.sentence == "tcp and udp are alike (udp takes 1.00 to 1.00 times as long); sure: yes, 4 runs each"
 
@@ -72,15 +74,15 @@ def test_far_from_what_was_asked() -> None:
 
 
 def test_many_are_not_all_named() -> None:
-    found = verdict({f"t{number}": times(1 + 0.3 * number) for number in range(8)})
-    assert "3 more are slower still" in found.sentence
-    assert "t5" not in found.sentence
+    sentence_verdict = verdict({f"t{number}": times(1 + 0.3 * number) for number in range(8)})
+    assert "3 more are slower still" in sentence_verdict.sentence
+    assert "t5" not in sentence_verdict.sentence
 
 
 def test_nothing_takes_no_time() -> None:
-    found = verdict({"a": [0.0] * 3, "b": [1.0] * 3})
-    assert found.compared["b"].factor == float("inf")
-    assert "b takes more than 1000 times as long" in found.sentence
+    sentence_verdict = verdict({"a": [0.0] * 3, "b": [1.0] * 3})
+    assert sentence_verdict.compared["b"].factor == float("inf")
+    assert "b takes more than 1000 times as long" in sentence_verdict.sentence
     assert verdict({"a": [0.0] * 3, "b": [0.0] * 3}).leaders == ["a", "b"]
 
 
