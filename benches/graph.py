@@ -87,7 +87,7 @@ def memory(size: int = 32 * MIB) -> list[Figure]:
         if None in taken:
             raise RuntimeError("the system does not report the memory of a process")
         most = max(taken)
-        # The limit includes the arena, because only the first exchange writes to its pages.
+        # The limit includes the arena: its pages take memory only when the first exchange writes to them.
         limit = 4 * size + 4 * MIB
         label = f"memory of a node, {degree} neighbours, model of {size // MIB} MiB"
         value, limit_text = f"{most / MIB:.0f} MiB", f"{limit // MIB} MiB (4 models + 4 MiB)"

@@ -1,4 +1,4 @@
-"""Lying members of a task: its mean has only the replies that are done, each with the weight that its head states."""
+"""Lying members of a task: the mean has exactly the replies with state "done", weighted as their heads state."""
 
 from __future__ import annotations
 

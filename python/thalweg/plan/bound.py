@@ -53,7 +53,7 @@ def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) 
 
     ``spec`` is the emulated network.
     """
-    # Also at message level: the layer counts the headers that packets would have.
+    # This holds at message level too, because the layer counts the headers that packets would have.
     if spec is not None:
         return _emulated(spec, plan, update_bytes)
     rate = plan.layers.throttle

@@ -24,7 +24,7 @@ class Round:
 
     round: int = column("uint32", "number of the round, from 1")
     accuracy: float | None = column(
-        "float64", "of the global model on the test set, 0 to 1 (FedComm section III.C step 7)"
+        "float64", "accuracy of the global model on the test set, 0 to 1 (FedComm section III.C step 7)"
     )
     loss: float | None = column("float64", "mean cross-entropy of the global model on the test set")
     client_accuracy: float | None = column(
@@ -32,20 +32,22 @@ class Round:
         "mean over clients of the accuracy of the model that each trained, on its test data; null if clients do not "
         "evaluate (job.evaluate)",
     )
-    client_loss: float | None = column("float64", "mean over clients of the loss, likewise")
+    client_loss: float | None = column(
+        "float64", "mean over clients of the loss of the model that each trained; null as client_accuracy"
+    )
     seconds: float | None = column("float64", "from the begin of the round to its mean, without the evaluation")
-    communication_seconds: float | None = column("float64", "in which at least one update was under way")
-    compute_seconds: float | None = column("float64", "that clients trained, their mean")
+    communication_seconds: float | None = column("float64", "time in which at least one transfer was under way")
+    compute_seconds: float | None = column("float64", "mean time that a client trained")
     fedcomm_seconds: float | None = column(
         "float64",
         "from when the model had been sent to all to the mean: what FedComm's code takes for a round's time",
     )
     fedcomm_communication_seconds: float | None = column(
-        "float64", "fedcomm_seconds less compute_seconds: what FedComm's code reports as communication"
+        "float64", "fedcomm_seconds minus compute_seconds: what FedComm's code reports as communication"
     )
     evaluation_seconds: float | None = column("float64", "that the evaluation took")
-    bytes_down: int | None = column("uint64", "on all links towards clients")
-    bytes_up: int | None = column("uint64", "on all links from clients")
+    bytes_down: int | None = column("uint64", "bytes on all links towards clients")
+    bytes_up: int | None = column("uint64", "bytes on all links from clients")
     participants: int | None = column("uint32", "clients whose update counts, whole or in part")
     expected: int | None = column("uint32", "clients that were expected")
     complete: bool | None = column("bool", "whether all expected updates count whole")
@@ -55,7 +57,8 @@ class Round:
         "on a graph, by how much mixing moved the mean of all models, as a fraction of that mean's norm; from sketches",
     )
     disagreement: float | None = column(
-        "float64", "on a graph, root mean square distance of the models from their mean after mixing, likewise"
+        "float64",
+        "on a graph, root mean square distance of the models from their mean after mixing, as a fraction of its norm",
     )
 
 
@@ -67,13 +70,15 @@ class Transfer:
     client: str = column("string", "the client at one end")
     direction: str = column("string", "down: from the server, up: to the server")
     source: str | None = column("string", "the party that sends: server, or name of the client")
-    target: str | None = column("string", "the party that receives, likewise")
-    bytes: int | None = column("uint64", "of the update that arrived")
-    missing: int | None = column("uint64", "bytes of it that did not come and were not asked for again")
+    target: str | None = column("string", "the party that receives: server, or name of the client")
+    bytes: int | None = column("uint64", "bytes of the model or update that arrived")
+    missing: int | None = column("uint64", "bytes of it that did not arrive and were not resent")
     repair: str | None = column(
         "string", "what stood in for them, as in [repair] of the plan; null if nothing was missing"
     )
-    wire_bytes: int | None = column("uint64", "on the link in that direction meanwhile, headers and repeats included")
+    wire_bytes: int | None = column(
+        "uint64", "bytes on the link in that direction meanwhile, headers and retransmissions included"
+    )
     send_start: float | None = column("float64", "first byte given to the transport, on the server's clock of the run")
     send_end: float | None = column("float64", "last byte given to the transport")
     receive_start: float | None = column("float64", "first byte of the update received")
@@ -90,7 +95,9 @@ class Transfer:
     records_lost: int | None = column(
         "uint64", "records that the server could not open, lost or forged; null if not sealed"
     )
-    resumed: int | None = column("uint32", "times the link broke and only what was missing was sent again")
+    resumed: int | None = column(
+        "uint32", "how many times the link broke and the transfer continued with the missing bytes"
+    )
     complete: bool | None = column("bool", "whether all of it arrived")
 
 
@@ -101,9 +108,9 @@ class Loss:
     round: int = column("uint32", "number of the round")
     client: str = column("string", "the client at one end")
     direction: str = column("string", "as in transfers")
-    tensor: str = column("string", "a tensor of which something did not come and was not asked for again")
-    missing: int | None = column("uint64", "bytes of it that did not come")
-    share: float | None = column("float64", "fraction of it that did not come, 0 to 1")
+    tensor: str = column("string", "a tensor of which bytes did not arrive and were not resent")
+    missing: int | None = column("uint64", "bytes of the tensor that did not arrive")
+    share: float | None = column("float64", "fraction of the tensor that did not arrive, 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +121,13 @@ class Participant:
     client: str = column("string", "name of the client")
     state: str | None = column("string", "whole, partial, lost, rejected or late")
     samples: int | None = column("uint64", "weight of its update")
-    coverage: float | None = column("float64", "fraction of its update that came and is in the mean, 0 to 1")
-    reason: str | None = column("string", "why it is not whole")
-    train_seconds: float | None = column("float64", "that it trained")
+    coverage: float | None = column("float64", "fraction of its update that is in the mean, 0 to 1")
+    reason: str | None = column("string", "why its update is not whole")
+    train_seconds: float | None = column("float64", "time that the client trained")
     accuracy: float | None = column(
-        "float64", "of the model that it trained, on its test data; null if clients do not evaluate"
+        "float64", "accuracy of the model that it trained, on its test data; null if clients do not evaluate"
     )
-    loss: float | None = column("float64", "of that model, likewise")
+    loss: float | None = column("float64", "loss of the same model on the same data; null if clients do not evaluate")
     metrics: str | None = column(
         "string", "JSON object of what its app reported; NaN, Infinity and -Infinity are strings"
     )
@@ -136,32 +143,38 @@ class Iteration:
     round: int = column("uint32", "number of the iteration, from 1")
     node: str = column("string", "name of the node")
     begin: float | None = column(
-        "float64", "when it began to train, on the run's clock; of a node on another machine, on its own"
+        "float64", "when it began to train, on the run's clock; for a node on another machine, on its own clock"
     )
     ready: float | None = column("float64", "when it had trained and began to send")
     mixed: float | None = column("float64", "when its model was the mean of its own and its neighbours'")
     seconds: float | None = column("float64", "from begin to mixed")
     train_seconds: float | None = column("float64", "from begin to ready")
     exchange_seconds: float | None = column("float64", "from ready to mixed")
-    wait_seconds: float | None = column("float64", "of these, that it waited for its neighbours")
-    mix_seconds: float | None = column("float64", "of these, that it computed the mean")
+    wait_seconds: float | None = column("float64", "the part of exchange_seconds in which it waited for its neighbours")
+    mix_seconds: float | None = column("float64", "the part of exchange_seconds in which it computed the mean")
     skipped: int | None = column(
-        "uint32", "iterations that it left out before this one, being behind most of its neighbours"
+        "uint32", "iterations that it skipped before this one, because most of its neighbours were ahead"
     )
     timed_out: bool | None = column("bool", "whether a deadline ended its waiting")
     limit_seconds: float | None = column("float64", "how long it would have waited at most; null without a deadline")
-    neighbours: int | None = column("uint32", "how many models it was to get")
-    heard: int | None = column("uint32", "neighbours of whose model something came")
-    whole: int | None = column("uint32", "neighbours whose whole model came")
+    neighbours: int | None = column("uint32", "number of neighbours whose models it expected")
+    heard: int | None = column("uint32", "neighbours of whose model at least a part arrived")
+    whole: int | None = column("uint32", "neighbours whose whole model arrived")
     connected: int | None = column("uint32", "neighbours that it was connected to")
     chunks_used: int | None = column("uint64", "chunks of neighbours that are in its mean")
     chunks_expected: int | None = column("uint64", "chunks that its neighbours' models have")
     bytes_used: int | None = column("uint64", "bytes of these models that are in its mean")
     bytes_expected: int | None = column("uint64", "bytes that these models have")
     own_weight: float | None = column("float64", "mean weight that its own model had, 0 to 1")
-    fresh: bool | None = column("bool", "whether it came back, and took the mean of its neighbours alone")
-    bytes_sent: int | None = column("uint64", "on all its links since the iteration before, headers included")
-    bytes_received: int | None = column("uint64", "likewise")
+    fresh: bool | None = column(
+        "bool", "whether the node had come back, so that its model became the mean of its neighbours' models alone"
+    )
+    bytes_sent: int | None = column(
+        "uint64", "bytes sent on all its links since the iteration before, headers included"
+    )
+    bytes_received: int | None = column(
+        "uint64", "bytes received on all its links since the iteration before, with headers"
+    )
     late_chunks: int | None = column("uint64", "chunks that came for an iteration that was over")
     early_dropped: int | None = column("uint64", "chunks that came for an iteration further ahead than is kept")
     bad_chunks: int | None = column("uint64", "chunks that were not finite, or of another layout or job")
@@ -189,8 +202,10 @@ class Exchange:
     first_seconds: float | None = column(
         "float64", "when the first chunk came, after the node was ready; negative before"
     )
-    last_seconds: float | None = column("float64", "when the last chunk came, likewise")
-    newest: int | None = column("uint32", "latest iteration of which something of this neighbour had come")
+    last_seconds: float | None = column(
+        "float64", "when the last chunk came, after the node was ready; negative before"
+    )
+    newest: int | None = column("uint32", "latest iteration of which a part of this neighbour's model has arrived")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +215,7 @@ class Evaluation:
     round: int = column("uint32", "number of the iteration after which the model was evaluated")
     node: str = column("string", "name of the node")
     at: float | None = column("float64", "when, on the run's clock")
-    accuracy: float | None = column("float64", "of its model on the test set, 0 to 1")
+    accuracy: float | None = column("float64", "accuracy of its model on the test set, 0 to 1")
     loss: float | None = column("float64", "mean cross-entropy of its model on the test set")
     seconds: float | None = column("float64", "that the evaluation took")
 
@@ -213,7 +228,7 @@ class Party:
     cpu_seconds: float | None = column(
         "float64", "that its process used, in user space and in the kernel; null in virtual time"
     )
-    peak_rss_bytes: int | None = column("uint64", "most memory it had resident")
+    peak_rss_bytes: int | None = column("uint64", "peak resident memory of its process")
     retransmitted_segments: int | None = column("uint64", "TCP segments its emulated host sent again")
     receive_buffer_drops: int | None = column(
         "uint64", "packets its emulated host dropped for want of a receive buffer"
@@ -237,18 +252,18 @@ class Link:
     direction: str = column("string", "ab: from a to b, which is client to server on a client's link; ba: back")
     source: str | None = column("string", "host or switch that sends")
     target: str | None = column("string", "host or switch that receives")
-    nominal: str | None = column("string", "JSON object of what the direction was to be like when the run began")
+    nominal: str | None = column("string", "JSON object of the configured shape of the direction when the run began")
     packets_in: int | None = column("uint64", "packets of at most the MTU that were sent to it")
     bytes_in: int | None = column("uint64", "bytes of IP in them")
     packets_out: int | None = column("uint64", "packets that it delivered")
     bytes_out: int | None = column("uint64", "bytes of IP in them")
-    lost: int | None = column("uint64", "packets lost on the link, as its loss says")
+    lost: int | None = column("uint64", "packets that the link's configured loss dropped")
     queue_drops: int | None = column("uint64", "packets dropped because its queue was full")
     down_drops: int | None = column("uint64", "packets dropped because it was down")
     overflow_drops: int | None = column("uint64", "packets dropped because the emulation itself had no room")
     duplicated: int | None = column("uint64", "packets delivered twice")
     reordered: int | None = column("uint64", "packets that skipped the delay")
-    queue_bytes_max: int | None = column("uint64", "most bytes that waited")
+    queue_bytes_max: int | None = column("uint64", "most bytes that waited in the queue at once")
     delay_p50: float | None = column("float64", "median of the seconds from its queue's end to delivery")
     delay_p90: float | None = column("float64", "90th percentile of them")
     delay_p99: float | None = column("float64", "99th percentile of them")

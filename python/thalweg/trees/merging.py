@@ -168,7 +168,7 @@ def _slowest(times: Sequence[Percentiles]) -> Percentiles:
 
 
 def _participants(part: Part) -> list[Participant]:
-    """Return a node's participants. If its part does not count, all its clients are lost for the part's reason.
+    """Return a node's participants. If its part does not count, all its clients are lost, with that part's reason.
 
     A client that the node does not mention is lost too.
     """
