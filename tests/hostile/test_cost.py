@@ -51,7 +51,7 @@ def knock(address: str, said: bytes) -> socket.socket:
     parts = urlsplit(address)
     peer = socket.create_connection((parts.hostname or "", parts.port or 0))
     peer.setblocking(False)
-    with suppress(OSError):  # it may have been turned out already
+    with suppress(OSError):  # the server may have closed the connection already
         peer.send(said)
     return peer
 
@@ -99,7 +99,7 @@ def test_unauthenticated_peers_under_tls_cost_what_the_documents_say(transport: 
             for _ in range(KNOCKS):
                 peer = knock(address, b"")
                 peer.setblocking(True)
-                with suppress(OSError):  # it may have been turned out already
+                with suppress(OSError):  # the server may have closed the connection already
                     peers.append(anybody.wrap_socket(peer))
             facts = [job.next() for _ in range(20)]
         finally:

@@ -369,7 +369,7 @@ def cannot(error: LabError) -> bool:
 
 
 def _relay(relay: Relay) -> Relay:
-    """Return an emulator's facts about itself, without its CPU time in virtual time, where that means nothing."""
+    """Return an emulator's facts about itself. In virtual time its CPU time has no meaning and is left out."""
     return replace(relay, cpu_seconds=None) if machine.has_virtual_time() else relay
 
 
