@@ -67,8 +67,10 @@ lint-rust: # rustfmt and clippy; warnings are errors
 	  echo "hint: rustup component add clippy" >&2; exit 1; }
 	@$(STEP) "rustfmt" cargo fmt --all --check
 	@$(STEP) "rustfmt of fuzz" cargo fmt --manifest-path fuzz/Cargo.toml --check
+ifndef RUSTC_WORKSPACE_WRAPPER # in CI each build runs clippy (scripts/rustc_clippy.sh)
 	@$(STEP) "clippy" cargo clippy --workspace --all-targets --features thalweg-py/baselines $(LOCKED) -- -D warnings
 	@$(STEP) "clippy without baselines" cargo clippy -p thalweg-py $(LOCKED) -- -D warnings
+endif
 
 # Examples are typed as little as a reader would.
 PYTHON_FOLDERS = $(wildcard python tests scripts benches experiments examples)
