@@ -56,20 +56,30 @@ class Program:
         return self.process.returncode, out, "".join(self.seen) + err
 
     def children(self, module: str = "thalweg.job.star.worker") -> list[int]:
-        """Return the ids of its processes that run ``module`` (by default clients), in the order of their start."""
-        numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-        begun = {pid: at for pid in numbers if (at := self._child_since(pid, module.encode())) is not None}
-        # Sort by start time and not by id: after the highest id the kernel starts again with low ones.
+        """Return the ids of its processes that run this module, by default clients, in the order they were started.
+
+        They are children of a process that forks them, which is a child of the program.
+        """
+        running = [number for path in Path("/proc").iterdir() if path.name.isdecimal() and (number := int(path.name))]
+        servers = [pid for pid in running if self._is_running(pid, self.process.pid, module) is not None]
+        begun = {
+            pid: at
+            for pid in running
+            for server in servers
+            if (at := self._is_running(pid, server, module)) is not None
+        }
+        # Sort by the start time. Ids start again from the lowest one, so a younger process may have a lower id.
         return sorted(begun, key=lambda pid: (begun[pid], pid))
 
-    def _child_since(self, pid: int, module: bytes) -> int | None:
-        """Return when a process began, in clock ticks since boot; None if it is not such a process."""
+    @staticmethod
+    def _is_running(pid: int, parent: int, module: str) -> int | None:
+        """Return when a process began, in ticks since boot; None if it has another parent, or runs another module."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return None  # it has ended meanwhile
-        return int(fields[19]) if int(fields[1]) == self.process.pid and module in command else None
+        return int(fields[19]) if int(fields[1]) == parent and module.encode() in command else None
 
 
 Start = Callable[..., Program]

@@ -1,4 +1,4 @@
-"""A node's process that is killed at the step that a test chooses: ``python -m tests.job.mortal``.
+"""The program of a node that is killed at the step that a test chooses.
 
 The variable ``MORTAL`` holds a JSON object. ``program`` is the module that the process runs. ``folder`` has files that
 count starts. ``deaths`` has for each node's name the steps at which its first, second, ... process is killed: at its
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
     Mortal(order, note).serve()
 
 
-if __name__ == "__main__":
+def run() -> int:
     if json.loads(os.environ["MORTAL"])["program"] == "thalweg.job.graph.node":
-        sys.exit(worker.main(lambda: (NodeOrder, run_graph_node)))
-    sys.exit(worker.main(lambda: (TreeNodeOrder, run_tree_node)))
+        return worker.main(lambda: (NodeOrder, run_graph_node))
+    return worker.main(lambda: (TreeNodeOrder, run_tree_node))

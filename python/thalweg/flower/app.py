@@ -26,17 +26,23 @@ FILE: Final = "pyproject.toml"
 LARGEST_FILE: Final = 1 << 20
 #: A pair of ``--run-config`` or ``--node-config``: a key, and a value in TOML's syntax.
 _PAIR: Final = re.compile(r"""\s*([\w.-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[]\S*)(?=\s|$)""")
+#: The name at the beginning of a requirement such as ``torch>=2.4``.
+_PACKAGE: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
 class AppFolder:
-    """A Flower app. ``server`` and ``client`` are ``module:object``; ``nodes`` is the size of its federation."""
+    """A Flower app. ``server`` and ``client`` are ``module:object``; ``nodes`` is the size of its federation.
+
+    ``packages`` are the names of the packages that it says it depends on.
+    """
 
     path: Path
     server: str
     client: str
     config: Mapping[str, ConfigValue]
     nodes: int | None
+    packages: frozenset[str] = frozenset()
 
     def run_config(self, overrides: Mapping[str, ConfigValue]) -> Config:
         """Return the app's configuration with the values of ``overrides``. Raises PlanError for a key that it lacks."""
@@ -98,7 +104,8 @@ def read(path: Path) -> AppFolder:
         raise PlanError(f"cannot read {file}: {error.strerror}", hint) from error
     if len(text) > LARGEST_FILE:
         raise PlanError(f"{file} has more than {LARGEST_FILE} bytes", hint)
-    flower = _section(toml.loads(text.decode(errors="replace"), str(file)), "tool", "flwr")
+    table = toml.loads(text.decode(errors="replace"), str(file))
+    flower = _section(table, "tool", "flwr")
     components = _section(flower, "app", "components")
     references = [components.get(name) for name in ("serverapp", "clientapp")]
     server, client = (
@@ -107,7 +114,7 @@ def read(path: Path) -> AppFolder:
     if server is None or client is None:
         raise PlanError(f"{file} does not say where its ServerApp and ClientApp are, as module:object", hint)
     config = dict(_flat(_section(flower, "app", "config")))
-    return AppFolder(path, server, client, config, _nodes(_section(flower, "federations")))
+    return AppFolder(path, server, client, config, _nodes(_section(flower, "federations")), _packages(table))
 
 
 def pairs(text: str, what: str) -> Config:
@@ -127,6 +134,12 @@ def pairs(text: str, what: str) -> Config:
         lines.append(f"{match[1]} = {match[2]}")
         at = match.end()
     return dict(_flat(toml.loads("\n".join(lines), what)))
+
+
+def _packages(table: Table) -> frozenset[str]:
+    needs = _section(table, "project").get("dependencies")
+    found = (_PACKAGE.match(need) for need in needs if isinstance(need, str)) if isinstance(needs, list) else ()
+    return frozenset(one[0].lower() for one in found if one is not None)
 
 
 def _section(table: object, *names: str) -> Table:

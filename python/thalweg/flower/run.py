@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 PROGRAM: Final = "thalweg.flower.worker"
+# Packages that are imported once for all processes if an app depends on them. They start no threads when imported.
+LARGE: Final = frozenset({"torch", "torchvision"})
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,10 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
         recorded(plan, server, network.facts(), progress, tls=server_trust.tls is not None) as record,
     ):
         host = Hosting(plan, app, server, record, progress, look=network.check)
-        fleet = Fleet(record.log_path, host.process_ended, in_process=in_process, work=_work, program=PROGRAM)
+        modules = ["thalweg.flower.client", *sorted(LARGE & app.packages)]
+        fleet = Fleet(
+            record.log_path, host.process_ended, in_process=in_process, work=_work, program=PROGRAM, modules=modules
+        )
         host.nodes_of = {process: list(nodes) for process, nodes in shares.items()}
         try:
             progress.note(f"starting {len(names)} nodes in {len(shares)} processes")

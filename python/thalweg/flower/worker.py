@@ -67,5 +67,10 @@ def _noting(name: str, note: Note) -> Note:
     return lambda text: note(f"{name}: {text}")
 
 
+def run() -> int:
+    """Be a process that serves nodes. Returns the exit code."""
+    return worker.main(lambda: (ProcessOrder, serve))
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(lambda: (ProcessOrder, serve)))
+    sys.exit(run())

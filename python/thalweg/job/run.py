@@ -16,7 +16,7 @@ from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common.broker import Attached, attached
 from thalweg.job.common.fleet import END_SECONDS, ClientOrder, Fleet, Orders, client_threads, take_orders
-from thalweg.job.common.parties import NamedApp, round_config
+from thalweg.job.common.parties import NamedApp, modules_of, round_config
 from thalweg.job.common.session import Session, session
 from thalweg.job.star.host import Host, Result, hosting
 from thalweg.job.tree import engines
@@ -66,7 +66,13 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             progress.note(f"transport: {plan.scheme}, because {reason}")
         nodes = TreeNodes(plan, host.server, network, host.record, progress) if isinstance(host.server, Tree) else None
         log = host.record.log_path
-        fleet = Fleet(log, lambda name, why: _lost(host, name, why), in_process=in_process, work=take_orders)
+        fleet = Fleet(
+            log,
+            lambda name, why: _lost(host, name, why),
+            in_process=in_process,
+            work=take_orders,
+            modules=modules_of(plan),
+        )
         try:
             if nodes is not None:
                 nodes.start(server_trust, client_trust)

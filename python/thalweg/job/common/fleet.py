@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Generic
 
@@ -23,6 +21,7 @@ from thalweg import _core, apps, machine, wire
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import RoundError
 from thalweg.job.common.farewell import farewell, reason
+from thalweg.job.common.fork_server import ForkedProcess, ForkServer
 from thalweg.job.common.leftovers import end_group
 from thalweg.job.common.messages import AnyOrder, Failure, Line, Note, Order, Report, Work
 from thalweg.job.common.messages import Orders as AnyOrders
@@ -50,7 +49,7 @@ class Member:
 
     name: str
     thread: threading.Thread
-    process: subprocess.Popen[bytes] | None = None
+    process: ForkedProcess | None = None
     report: Report | None = None
     failure: str | None = None
     # A signal killed its process, which therefore wrote no final report.
@@ -137,18 +136,23 @@ class Fleet(Generic[AnyOrder]):
         in_process: bool = False,
         work: Work[AnyOrder] | None = None,
         program: str = WORKER,
+        modules: Sequence[str] = (),
         on_line: OnLine | None = None,
     ) -> None:
         """Store the settings; start nothing. ``on_end`` is called for each client that ends early.
 
-        A client's process runs the module ``program``; a client's thread runs ``work``. With ``on_line`` a process's
-        standard input stays open for ``send``, and ``on_line`` gets the lines that it writes while it works.
+        A client's process runs the module ``program``; a client's thread runs ``work``. ``modules`` are what each
+        process would import. With ``on_line`` a process's standard input stays open for ``send``, and ``on_line`` gets
+        the lines that it writes while it works.
         """
         self._log = log
         self._on_end = on_end
         self._on_line = on_line
         self._in_process = in_process
-        self._work, self._program = work, program
+        self._work, self._program, self._modules = work, program, modules
+        # One for each number of threads, because libraries read it from the environment when they are imported.
+        self._servers: dict[int | None, ForkServer] = {}
+        self._starting = threading.Lock()
         self.members: list[Member] = []
         self._ending = False
 
@@ -161,10 +165,7 @@ class Fleet(Generic[AnyOrder]):
             member.thread.start()
 
     def restart_member(self, name: str, order: AnyOrder) -> None:
-        """Start a new process for a client whose process has ended.
-
-        The kernel kills that process when the thread that calls this ends (PR_SET_PDEATHSIG).
-        """
+        """Start a new process for a client whose process has ended."""
         member = self._process(name, order)
         self.members = [member if one.name == name else one for one in self.members]
         member.thread.start()
@@ -223,22 +224,18 @@ class Fleet(Generic[AnyOrder]):
                 getattr(member.process, end)()
             for member in late:
                 member.join(within(END_SECONDS))
+        for server in self._servers.values():
+            server.close()
 
     def _process(self, name: str, order: AnyOrder) -> Member:
-        environment = dict(os.environ)
-        if order.threads is not None:
-            environment["OMP_NUM_THREADS"] = str(order.threads)
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self._program],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        with self._starting, self._log.open("ab") as log:
+            if order.threads not in self._servers:
+                threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}
+                self._servers[order.threads] = ForkServer(self._program, self._modules, {**os.environ, **threads})
+            server = self._servers[order.threads]
+            process = server.start(log)
         # The order is smaller than a pipe's buffer, so this write cannot block.
-        _write(process.stdin, order)
+        _write(process.stdin, replace(order, parent=server.pid or order.parent))
         if self._on_line is None:
             _close(process.stdin)
         member = Member(name, threading.Thread(target=lambda: self._watch(member), daemon=True), process)
@@ -246,7 +243,7 @@ class Fleet(Generic[AnyOrder]):
 
     def _watch(self, member: Member) -> None:
         process = member.process
-        if process is None or process.stdout is None:
+        if process is None:
             return
         # Processes that an app leaves behind may keep the client's standard output open. Unless the sweeper ends them,
         # the loop below gets no end of file.
@@ -315,10 +312,11 @@ def take_orders(order: ClientOrder, note: Note) -> None:
         take_part(client, maker, note)
 
 
-def _sweep(process: subprocess.Popen[bytes]) -> None:
+def _sweep(process: ForkedProcess) -> None:
     """Wait until a process has ended, then end the processes of its group that still run."""
     process.wait()
-    end_group(process.pid)
+    if process.pid is not None:
+        end_group(process.pid)
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:

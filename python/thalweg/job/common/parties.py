@@ -300,6 +300,17 @@ class Described:
         return known_app(plan, apps.place_of(self._name, names, plan.job.clients))
 
 
+def modules_of(plan: Plan) -> list[str]:
+    """Return modules that a client or node of a plan imports, so that they can be imported once for all of them."""
+    if plan.app is not None:
+        # The run itself has loaded the user's app by now, and whatever that imports.
+        return ["torch"] if "torch" in sys.modules else []
+    if models.payload_bytes(plan.model.name) is not None:
+        return []
+    package = ["torchvision"] if models.find(plan.model.name).family == "torchvision_models" else []
+    return ["torch", *package, "thalweg.algorithms.local_sgd", "thalweg.data.transform", "thalweg.plan"]
+
+
 class _Ready(NamedTuple):
     """An app with its model and data. With ``part`` the job's seed and that part determine its random numbers."""
 

@@ -205,7 +205,12 @@ def _receive(key: str) -> Any:
     return wire.plain(line)[key]
 
 
-if __name__ == "__main__":
+def run() -> int:
+    """Be a node's process. Returns the exit code."""
     from thalweg.job.star import worker
 
-    sys.exit(worker.main(lambda: (NodeOrder, take_part)))
+    return worker.main(lambda: (NodeOrder, take_part))
+
+
+if __name__ == "__main__":
+    sys.exit(run())

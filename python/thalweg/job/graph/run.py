@@ -20,6 +20,7 @@ from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.common.messages import Failure, Line
 from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.parties import modules_of
 from thalweg.job.common.session import Session, session
 from thalweg.job.graph.entries import Collector
 from thalweg.job.graph.iterations import turns_of
@@ -119,7 +120,8 @@ class Course:
         self.lost: dict[str, str] = {}
 
     def _new_fleet(self) -> Fleet[NodeOrder]:
-        return Fleet(self._record.log_path, self._ended, program=PROGRAM, on_line=self._queue)
+        modules = modules_of(self._plan)
+        return Fleet(self._record.log_path, self._ended, program=PROGRAM, modules=modules, on_line=self._queue)
 
     def meet(self, orders: Orders) -> None:
         """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.

@@ -96,5 +96,10 @@ def _find() -> tuple[type[ClientOrder], Work[ClientOrder]]:
     return ClientOrder, take_orders
 
 
+def run() -> int:
+    """Be a client's process. Returns the exit code."""
+    return main(_find)
+
+
 if __name__ == "__main__":
-    sys.exit(main(_find))
+    sys.exit(run())

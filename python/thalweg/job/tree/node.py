@@ -320,5 +320,10 @@ def take_orders(order: NodeOrder, note: Note) -> None:
     Gateway(order, note).serve()
 
 
+def run() -> int:
+    """Be a node's process. Returns the exit code."""
+    return worker.main(lambda: (NodeOrder, take_orders))
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(lambda: (NodeOrder, take_orders)))
+    sys.exit(run())

@@ -224,5 +224,10 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(1)
 
 
+def run() -> int:
+    """Be the driver's process. Returns the exit code."""
+    return worker.main(lambda: (RayOrder, drive))
+
+
 if __name__ == "__main__":
-    sys.exit(worker.main(lambda: (RayOrder, drive)))
+    sys.exit(run())
