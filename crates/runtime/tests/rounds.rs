@@ -6,6 +6,7 @@ mod common;
 use common::{client, count, floats, layout, part, round, server, transfers, LIMIT};
 use serde_json::json;
 use thalweg_proto::Verdict;
+use thalweg_runtime::{Client, ClientEvent, ClientOptions};
 
 const ADDRESSES: [&str; 4] =
     ["memory://rounds:0", "tcp://127.0.0.1:0", "udp://127.0.0.1:0", "grpc://127.0.0.1:0"];
@@ -53,6 +54,25 @@ fn copies_are_counted() {
         assert_eq!(copied, copies * layout.bytes(), "{address}");
         drop(server);
         thread.join().unwrap().unwrap();
+    }
+}
+
+/// An update that is submitted when the job is over has no verdict. Whoever then waits for a round must not wait for ever.
+#[test]
+fn whoever_asks_again_after_the_end_gets_the_end_again() {
+    for address in ADDRESSES {
+        let layout = layout(1000);
+        let (mut server, _) = server(&layout, address, json!({}));
+        let options: ClientOptions = serde_json::from_value(json!({})).unwrap();
+        let client = Client::start(&server.address(), "c", options, None).unwrap();
+        assert_eq!(server.wait(1, Some(LIMIT), None), 1);
+        server.close("done");
+        let started = std::time::Instant::now();
+        let next = || client.next_event(Some(&|| started.elapsed() < LIMIT)).unwrap();
+        assert_eq!(next(), ClientEvent::Joined);
+        assert!(matches!(next(), ClientEvent::Finished(Ok(_))));
+        assert!(client.submit(1, 1.0, "{}".into()).is_err());
+        assert!(matches!(next(), ClientEvent::Finished(Ok(_))));
     }
 }
 

@@ -175,6 +175,23 @@ fn whoever_waits_hears_that_it_is_closed() {
     }
 }
 
+#[test]
+fn whoever_asks_again_after_the_end_gets_the_end_again() {
+    for address in ADDRESSES {
+        let server = server(address);
+        let client =
+            TaskClient::start(&server.address(), "a", serde_json::from_value(json!({})).unwrap()).unwrap();
+        assert_eq!(server.wait(1, Some(LIMIT), None), 1);
+        server.close("done");
+        let started = Instant::now();
+        let next = || client.next_event(Some(&|| started.elapsed() < LIMIT)).unwrap();
+        assert!(matches!(next(), TaskEvent::Joined));
+        for _ in 0..3 {
+            assert!(matches!(next(), TaskEvent::Finished(Ok(_))));
+        }
+    }
+}
+
 /// A leaving client's farewell must arrive, though one thread queues it and another closes the link.
 #[test]
 fn the_words_of_everybody_who_leaves_arrive() {

@@ -14,6 +14,7 @@
 mod admission;
 mod descriptors;
 mod dialer;
+mod event_queue;
 mod holding;
 mod hub;
 mod landing;
@@ -27,6 +28,7 @@ pub use self::admission::check_forwarded_proof;
 pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
 pub(crate) use self::descriptors::limit as descriptor_limit;
 pub(crate) use self::dialer::{DialOptions, Dialer, DialerPolicy, FAREWELL_TIMEOUT};
+pub(crate) use self::event_queue::EventQueue;
 pub(crate) use self::hub::{Hub, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
 pub(crate) use self::machine_lock::{ClientLock, ServerLock};

@@ -1,6 +1,5 @@
 //! A client of a job of rounds: it receives the model into its arena and sends its update.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -13,7 +12,7 @@ use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
 use super::repair::fill_model;
-use crate::engine::{DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
+use crate::engine::{DialOptions, Dialer, DialerPolicy, EventQueue, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, shared_arena, Error, Kind};
 
@@ -57,7 +56,7 @@ pub(crate) struct Trainer {
     last: Mutex<Option<Vec<u8>>>,
     /// The update in the order on the wire, if that is not the model's order.
     spread: Mutex<Spreading>,
-    events: Mutex<VecDeque<ClientEvent>>,
+    events: EventQueue<ClientEvent>,
 }
 
 type StarDialer = Dialer<Trainer>;
@@ -89,16 +88,17 @@ impl Client {
             place: Mutex::new(model),
             last: Mutex::default(),
             spread: Mutex::default(),
-            events: Mutex::default(),
+            events: EventQueue::default(),
         };
         let machine = Mutex::new(proto::Client::new(config, seed));
         Ok(Self { dialer: Some(Dialer::start(to, machine, trainer)?) })
     }
 
-    /// Waits for the next event; `None` once `go_on` returns false.
+    /// Waits for the next event; `None` once `go_on` returns false. [`ClientEvent::Finished`] is the last, and comes
+    /// again with each later call.
     pub fn next_event(&self, go_on: GoOn<'_>) -> Option<ClientEvent> {
         let dialer = self.dialer.as_ref()?;
-        dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
+        dialer.wait_for(|| dialer.policy.events.next(ClientEvent::Finished), go_on)
     }
 
     /// The arena and its layout, once joined.
@@ -169,7 +169,8 @@ impl DialerPolicy for Trainer {
     }
 
     fn finished(dialer: &Arc<StarDialer>, outcome: Result<String, Failure>) {
-        post(dialer, ClientEvent::Finished(outcome));
+        dialer.policy.events.finish(outcome);
+        dialer.announce();
     }
 
     fn lend(dialer: &Arc<StarDialer>, _parcel: u32) -> Result<Lent, String> {
@@ -206,7 +207,7 @@ impl DialerPolicy for Trainer {
 }
 
 fn post(dialer: &StarDialer, event: ClientEvent) {
-    lock(&dialer.policy.events).push_back(event);
+    dialer.policy.events.post(event);
     dialer.announce();
 }
 

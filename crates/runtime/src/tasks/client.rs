@@ -1,6 +1,6 @@
 //! A client of tasks: it receives tasks and sends results.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use thalweg_arena::Arena;
@@ -12,7 +12,7 @@ use thalweg_wire::Layout;
 use super::folding::without_bytes;
 use super::sinks::TaskSink;
 use super::who;
-use crate::engine::{DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
+use crate::engine::{DialOptions, Dialer, DialerPolicy, EventQueue, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error, Kind};
 
@@ -56,7 +56,7 @@ pub(crate) struct Worker {
     arenas: Mutex<HashMap<u32, Arena>>,
     /// Results of tasks that are not over, by task number.
     answers: Mutex<HashMap<u32, (Arena, Arc<Layout>)>>,
-    events: Mutex<VecDeque<TaskEvent>>,
+    events: EventQueue<TaskEvent>,
 }
 
 type TaskDialer = Dialer<Worker>;
@@ -94,9 +94,10 @@ impl TaskClient {
         Ok(Self { dialer: Dialer::start(to, Mutex::new(machine), Worker::default())? })
     }
 
-    /// Waits for the next event; `None` once `go_on` returns false.
+    /// Waits for the next event; `None` once `go_on` returns false. [`TaskEvent::Finished`] is the last, and comes
+    /// again with each later call.
     pub fn next_event(&self, go_on: GoOn<'_>) -> Option<TaskEvent> {
-        self.dialer.wait_for(|| lock(&self.dialer.policy.events).pop_front(), go_on)
+        self.dialer.wait_for(|| self.dialer.policy.events.next(TaskEvent::Finished), go_on)
     }
 
     /// Whether a task was handed out and its result is still wanted.
@@ -182,7 +183,8 @@ impl DialerPolicy for Worker {
     }
 
     fn finished(dialer: &Arc<TaskDialer>, outcome: Result<String, Failure>) {
-        post(dialer, TaskEvent::Finished(outcome));
+        dialer.policy.events.finish(outcome);
+        dialer.announce();
     }
 
     fn lend(dialer: &Arc<TaskDialer>, parcel: u32) -> Result<Lent, String> {
@@ -199,6 +201,6 @@ impl DialerPolicy for Worker {
 }
 
 fn post(dialer: &TaskDialer, event: TaskEvent) {
-    lock(&dialer.policy.events).push_back(event);
+    dialer.policy.events.post(event);
     dialer.announce();
 }
