@@ -20,8 +20,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 # Environment of Rust's tests: the number of damaged frames to try, and a fixed seed of property tests, so that results
-# can be repeated.
-TEST_ENVIRONMENT: Final = {"THALWEG_FUZZ_FRAMES": "100000", "PROPTEST_RNG_SEED": "1"}
+# can be repeated. Most tests wait for timers, sockets or brokers, so eight run at once on any machine.
+TEST_ENVIRONMENT: Final = {"THALWEG_FUZZ_FRAMES": "100000", "PROPTEST_RNG_SEED": "1", "RUST_TEST_THREADS": "8"}
 MOST_AT_ONCE: Final = 8
 # The last line that libtest prints for a program, and the last line that pytest prints.
 RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
