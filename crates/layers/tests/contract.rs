@@ -7,7 +7,6 @@ use std::sync::Arc;
 use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_layers::{Compress, Emulate, Fault, Layer, Rate, Seal, Throttle};
 use thalweg_linkmodel::Shape;
-use thalweg_seal::Suite;
 use thalweg_tcp::Tcp;
 use thalweg_testkit::trace::Trace;
 use thalweg_transport::memory::Memory;
@@ -141,6 +140,8 @@ mod seal_in_small_records_with_chacha {
 
 #[cfg(feature = "baselines")]
 mod seal_with_cbc {
+    use thalweg_seal::Suite;
+
     use super::*;
 
     fn layer() -> Seal {
