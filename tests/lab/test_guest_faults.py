@@ -120,10 +120,10 @@ def test_after_the_server_was_killed_the_devices_are_free_again(broken: Any) -> 
 def test_an_interrupted_transfer_resumes_with_the_missing_bytes(broken: Any, fault: str, seconds: float) -> None:
     came = broken(fault)
     came.check()
-    took = [row["receive_end"] - row["send_start"] for row in came.up]
+    took = [row.receive_end - row.send_start for row in came.up]
     assert took[1] > seconds > took[0], "nothing was interrupted"
-    assert [row["resumed"] for row in came.up] == [0, 0, 0], "the link itself was kept"
-    assert came.up[1]["wire_bytes"] < 1.5 * UPDATE
+    assert [row.resumed for row in came.up] == [0, 0, 0], "the link itself was kept"
+    assert came.up[1].wire_bytes < 1.5 * UPDATE
     assert "is tcp" not in came.log
 
 
