@@ -66,7 +66,7 @@ def test_ctrl_c_may_come_before_a_client_is_read(tmp_path: Path, monkeypatch: py
     (member,) = fleet.members
     assert member.process is not None
     assert member.process.wait(60) in (-15, -9)
-    member.process.stdout.close()  # type: ignore[union-attr]
+    member.process.stdout.close()
 
 
 def test_clients_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

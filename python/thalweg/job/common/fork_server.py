@@ -94,19 +94,22 @@ class ForkedProcess:
         """Wait at most ``seconds`` for the fork server's next words, and take them. Return whether any came."""
         poll = select.poll()
         with self._reading:
-            if self._status.closed:
+            if self._is_over():
                 return False
             poll.register(self._status, select.POLLIN)
         # Other threads may read meanwhile, so the lock is not held while this one waits.
         if not poll.poll(None if seconds is None else 1000.0 * seconds):
             return False
         with self._reading:
-            if self._status.closed or not poll.poll(0):
+            if self._is_over() or not poll.poll(0):
                 return False
             part = os.read(self._status.fileno(), 64)
             self._received += part
             self._take(lost=not part)
             return True
+
+    def _is_over(self) -> bool:
+        return self._status.closed
 
     def _take(self, *, lost: bool) -> None:
         lines = self._received.split(b"\n")
