@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -131,6 +132,18 @@ def test_a_wait_may_be_over_before_the_process(server: ForkServer, log: IO[bytes
     process.kill()
     assert process.wait() == -signal.SIGKILL
     close(process)
+
+
+def test_many_threads_may_wait_for_it_at_once(server: ForkServer, log: IO[bytes]) -> None:
+    for code in range(50):
+        process = server.start(log)
+        with ThreadPoolExecutor(3) as threads:
+            codes = [threads.submit(process.wait), threads.submit(process.wait)]
+            pid = threads.submit(lambda process=process: process.pid)  # type: ignore[misc]
+            order(process, {"code": code})
+            assert [one.result() for one in codes] == [code] * 2
+            assert pid.result() == process.pid is not None
+        close(process)
 
 
 def test_processes_do_not_outlive_the_fork_server(server: ForkServer, log: IO[bytes]) -> None:

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
@@ -41,38 +41,37 @@ END_SECONDS: Final = 10.0
 
 
 class ForkedProcess:
-    """A process that a fork server has started, with the methods of ``subprocess.Popen`` that a run needs."""
+    """A process that a fork server has started, with the methods of ``subprocess.Popen`` that a run needs.
 
-    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: int) -> None:
+    Several threads may wait for it. One of them reads what the fork server writes, and notifies the others.
+    """
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
         """Take over pipes: to its standard input, from its standard output, and ``status`` from its fork server."""
         self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
-        self._status = os.fdopen(status, "rb", buffering=0)
-        self._received = b""
         self._pid: int | None = None
-        self._reading = threading.Lock()
+        self._status = status
+        self._received = b""
+        self._changed = threading.Condition()
+        self._is_being_read = False
 
     @property
     def pid(self) -> int | None:
         """The process's id. Waits until the fork server has started it; None if that was lost before."""
-        while self._pid is None and self.returncode is None:
-            self._read(None)
+        self._wait_for(lambda: self._pid is not None or self.returncode is not None, None)
         return self._pid
 
     def poll(self) -> int | None:
         """Return the exit code if the process has ended; -N if signal N killed it."""
-        while self.returncode is None and self._read(0.0):
-            pass
+        self._wait_for(lambda: self.returncode is not None, 0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended, and return its exit code. Raises subprocess.TimeoutExpired."""
-        began = time.monotonic()
-        while self.returncode is None:
-            left = None if timeout is None else began + timeout - time.monotonic()
-            if timeout is not None and left is not None and left <= 0.0:
-                raise subprocess.TimeoutExpired(f"process {self._pid}", timeout)
-            self._read(left)
+        self._wait_for(lambda: self.returncode is not None, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self._pid}", timeout or 0.0)
         return self.returncode
 
     def terminate(self) -> None:
@@ -85,39 +84,46 @@ class ForkedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         pid = self.pid
-        # The fork server reports an end before it frees the id, so this id is not another process's.
+        # The fork server frees an id after it has reported the end, and the kernel does not reuse an id at once.
         if pid is not None and self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _read(self, seconds: float | None) -> bool:
-        """Wait at most ``seconds`` for the fork server's next words, and take them. Return whether any came."""
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None) -> None:
+        """Wait until the condition is true, at most ``timeout`` seconds."""
+        began, left = time.monotonic(), timeout
+        with self._changed:
+            while not condition():
+                if self._is_being_read:
+                    self._changed.wait(left)
+                else:
+                    self._read(left)
+                if timeout is not None and (left := began + timeout - time.monotonic()) <= 0.0:
+                    return
+
+    def _read(self, seconds: float | None) -> None:
+        """Wait at most ``seconds`` for the fork server's next words. The lock is held, but released meanwhile."""
         poll = select.poll()
-        with self._reading:
-            if self._is_over():
-                return False
-            poll.register(self._status, select.POLLIN)
-        # Other threads may read meanwhile, so the lock is not held while this one waits.
-        if not poll.poll(None if seconds is None else 1000.0 * seconds):
-            return False
-        with self._reading:
-            if self._is_over() or not poll.poll(0):
-                return False
-            part = os.read(self._status.fileno(), 64)
-            self._received += part
-            self._take(lost=not part)
-            return True
+        poll.register(self._status, select.POLLIN)
+        self._is_being_read = True
+        self._changed.release()
+        try:
+            is_ready = poll.poll(None if seconds is None else 1000.0 * seconds)
+        finally:
+            self._changed.acquire()
+            self._is_being_read = False
+            self._changed.notify_all()
+        if is_ready:
+            self._take(os.read(self._status.fileno(), 64))
 
-    def _is_over(self) -> bool:
-        return self._status.closed
-
-    def _take(self, *, lost: bool) -> None:
+    def _take(self, words: bytes) -> None:
+        self._received += words
         lines = self._received.split(b"\n")
         if len(lines) > 1:
             self._pid = int(lines[0])
         if len(lines) > 2:
             self.returncode = int(lines[1])
-        elif lost:
+        elif not words:
             self.returncode = LOST
         if self.returncode is not None:
             self._status.close()
@@ -148,7 +154,9 @@ class ForkServer:
         finally:
             for end in (stdin, stdout, status):
                 os.close(end)
-        return ForkedProcess(os.fdopen(to_stdin, "wb"), os.fdopen(from_stdout, "rb"), from_status)
+        return ForkedProcess(
+            os.fdopen(to_stdin, "wb"), os.fdopen(from_stdout, "rb"), os.fdopen(from_status, "rb", buffering=0)
+        )
 
     @property
     def pid(self) -> int | None:
