@@ -98,7 +98,7 @@ def bounds() -> list[Figure]:
 
 
 def lost(row: CellNumbers, folder: Folder) -> Figure:
-    """Return the figure of datagrams that udp lost on links without loss."""
+    """Return how many packets queues and buffers dropped while udp ran over links that lose nothing."""
     runs = [read_run(folder.path / record) for record in row.records]
     links, parties = [link for run in runs for link in run.links], [party for run in runs for party in run.parties]
     drops = {

@@ -6,7 +6,7 @@ use crate::Time;
 
 /// Longest piece of an adaptive cut, and the length of FedRDMA's pieces (section 4.1).
 pub const MOST_PIECE: u64 = 4 << 20;
-/// Shorter updates get no Link-Enable piece (section 4.3).
+/// An update shorter than this gets no Link-Enable piece, the small piece that FedRDMA sends first (section 4.3).
 pub const LINK_ENABLED: u64 = 2 << 20;
 /// Bytes of FedRDMA's header, which counts as data when an update is cut.
 pub const HEADER: u64 = 64;

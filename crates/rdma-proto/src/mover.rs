@@ -71,7 +71,7 @@ pub enum Outcome {
     Lost,
 }
 
-/// The decision after a pair was lost.
+/// What to do after a queue pair was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Make another pair.

@@ -1,4 +1,4 @@
-"""Finds the transport for which some value of a run is least, with the same statistics as verdicts."""
+"""Finds the transport whose runs have the least of a value, such as the duration, and says how sure that is."""
 
 from __future__ import annotations
 

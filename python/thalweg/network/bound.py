@@ -117,7 +117,10 @@ class Load:
 
 
 def _phase(spec: Spec, paths: list[list[Hop]], load: Load, once: Collection[tuple[str, str]] = ()) -> float:
-    """Return the least seconds in which one update crosses each path. Hops in ``once`` are crossed once for all."""
+    """Return the least time in seconds until an update has crossed each path.
+
+    A hop in ``once`` carries one copy for all its paths; any other hop carries one copy for each path.
+    """
     crossing: dict[tuple[str, str], list[list[Hop]]] = defaultdict(list)
     hops: dict[tuple[str, str], Hop] = {}
     for path in paths:

@@ -91,7 +91,7 @@ class Loopback:
 
 
 def loopback(update_bytes: int, clients: int) -> Loopback | None:
-    """Measure the loopback. At most 32 MiB a transfer and 16 streams. None if the probe fails."""
+    """Measure transfers over loopback, each at most 32 MiB, and at most 16 at once. None if the probe fails."""
     command = [sys.executable, "-c", _PROBE, str(min(update_bytes, PROBE_BYTES)), str(clients)]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROBE_SECONDS)

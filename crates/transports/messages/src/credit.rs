@@ -27,7 +27,8 @@ impl Credit {
         Self { account: watch::Sender::new(account), queue: Mutex::new(()) }
     }
 
-    /// Processes a grant, which is a total. A late grant with an older total changes nothing.
+    /// Processes a grant: the total that the other end has permitted since the link began. A grant that comes late has
+    /// a smaller total, and changes nothing.
     pub(crate) fn grant(&self, total: u64) {
         self.account.send_if_modified(|account| {
             let more = total > account.granted;

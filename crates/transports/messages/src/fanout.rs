@@ -30,8 +30,8 @@ type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>
 const TIMEOUT: Duration = Duration::from_millis(250);
 /// Least pause between two checks for slow members.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Maximum number of bytes that are published to the group, but not for a member, since that member's last
-/// message. Beyond that, the group send falls back to separate sends.
+/// If more bytes than this are published to the group that one member does not need, with no message for this
+/// member in between, the group send falls back to separate sends.
 const MOST_PASSED: u64 = 32 << 20;
 
 /// Whether a group send pays off. A message to the group crosses the links of all members, so the update must

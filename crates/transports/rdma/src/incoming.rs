@@ -136,7 +136,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Handles a commit record. Its grant must be open; this revokes the grant.
+    /// Handles a commit record: the peer has written all bytes of a grant. The grant must be open. It is closed now, so
+    /// that no later write changes these bytes.
     fn noted(&mut self, slot: u32) -> Result<()> {
         let wrong = || corrupt("a commit record of nothing that was granted");
         let mut record = [0; RECORD];

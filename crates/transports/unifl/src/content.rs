@@ -303,7 +303,8 @@ mod tests {
         assert_eq!(permits.ranges, [places[0], places[1], places[4]]);
     }
 
-    /// A single lost segment of the first few exceeds the budget as a fraction of what has arrived.
+    /// At first, one lost segment is more than the permitted fraction of what has arrived. So losses may come from the
+    /// budget of the whole update.
     #[test]
     fn the_first_losses_come_out_of_what_all_of_an_update_may_lose() {
         let first = |bytes: u64, (budget, refuse): (f64, f64), lines: usize| {

@@ -38,7 +38,7 @@ def counted(server: Counting, absent: Callable[[], object], senders: Container[s
 
 
 def totals(each: Iterable[ResentCounts]) -> ResentCounts:
-    """Return the sum of counts by direction. It is None if one of the counts is None, or if there are no counts."""
+    """Return two sums: down and up. A sum is None if one of its counts is None, or if there are no counts."""
     every = list(each)
     return ResentCounts(_total([one.down for one in every]), _total([one.up for one in every]))
 

@@ -13,7 +13,7 @@ use thalweg_wire::control::{Control, MAX_OTHERS};
 use super::{LinkId, Server, ServerMachine};
 use crate::Time;
 
-/// A node's knowledge of the home of each client of the job.
+/// What a node of a tree knows of each client of the job: its home, the node that it belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Homes {

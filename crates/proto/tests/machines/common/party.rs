@@ -15,7 +15,7 @@ use super::{Doors, JOB};
 /// Greatest weight of an update.
 pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
 
-/// A layout of three tensors with gaps between them, about `elements` floats in all.
+/// A layout of three tensors, about `elements` floats in all. `pack` aligns each, which leaves gaps between them.
 pub fn layout(elements: u64) -> Layout {
     let part = elements / 3;
     let tensors = [("a", part), ("b", part + 1), ("c", elements - 2 * part)];
