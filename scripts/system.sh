@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs what others made and some tests, experiments, the lab and brokered transports use: the programs chromium,
 # stress-ng, iperf3, mosquitto, rabbitmq-server, clang, which compiles the eBPF programs again to check them, the data set
-# Fashion-MNIST, and for RDMA the library, its drivers and its headers. No service of theirs is started, now or at the next
-# boot.
+# Fashion-MNIST, for RDMA the library, its drivers and its headers, and what a guest kernel is built with. No service of
+# theirs is started, now or at the next boot.
 # Never fails: tests whose program is not there are skipped, and say so.
 set -uo pipefail
 
 # On Debian and Ubuntu a package has its program's name.
 wanted=(chromium stress-ng iperf3 mosquitto rabbitmq-server clang dataset-fashion-mnist
-    libibverbs-dev ibverbs-providers)
+    libibverbs-dev ibverbs-providers bc bison flex patch xz-utils)
 # What package scripts ask before they start a service (invoke-rc.d(8)): exit code 101 forbids it.
 policy=${POLICY_RC_D:-/usr/sbin/policy-rc.d}
 # Brokers are in sbin, which users other than root may not have in their PATH.
