@@ -121,12 +121,12 @@ def listener(answer: bytes | None = None) -> Iterator[str]:
         with suppress(OSError):
             while True:
                 connection, _ = port.accept()
+                kept.append(connection)  # closed at the end, also if its peer resets it
                 if answer is None:
                     connection.recv(1)
                     connection.close()
                 else:
                     connection.sendall(answer)
-                    kept.append(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as port:
         threading.Thread(target=serve, daemon=True).start()
