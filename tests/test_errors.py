@@ -129,9 +129,11 @@ def listener(answer: bytes | None = None) -> Iterator[str]:
                     connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as port:
-        threading.Thread(target=serve, daemon=True).start()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
         yield f"tcp://127.0.0.1:{port.getsockname()[1]}"
         port.shutdown(socket.SHUT_RDWR)
+        thread.join(60)  # it may have accepted one more connection
     for connection in kept:
         connection.close()
 

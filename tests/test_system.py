@@ -11,7 +11,8 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
 TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
 PROGRAMS = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang"]
-WANTED = [*PROGRAMS, "dataset-fashion-mnist", "libibverbs-dev", "ibverbs-providers"]
+GUEST = ["bc", "bison", "flex", "patch", "xz-utils"]
+WANTED = [*PROGRAMS, "dataset-fashion-mnist", "libibverbs-dev", "ibverbs-providers", *GUEST]
 # Prints the exit code that a package's scripts get when they ask whether they may start services (policy-rc.d).
 ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
 APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'
