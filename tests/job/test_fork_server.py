@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -151,21 +151,14 @@ def test_processes_do_not_outlive_the_fork_server(server: ForkServer, log: IO[by
     pid = first.pid
     assert pid is not None
     assert server.pid is not None
+    watch = os.pidfd_open(pid)
     os.kill(server.pid, signal.SIGKILL)
     assert first.wait(60) == LOST
-    while Path(f"/proc/{pid}").exists() and not is_defunct(pid):
-        time.sleep(0.01)
+    assert select.select([watch], [], [], 60)[0], "the process goes on"
+    os.close(watch)
     second = server.start(log)
     assert ask(second, "threads") is None, "another fork server was started"
     close(first, second)
-
-
-def is_defunct(pid: int) -> bool:
-    """Return whether a process has ended, although nobody has asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_program_that_cannot_be_imported_ends_all(log: IO[bytes], tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ fn copies_are_counted() {
     }
 }
 
-/// An update that is submitted when the job is over has no verdict. Whoever then waits for a round must not wait for ever.
+/// An update that is submitted after the end of the job gets no verdict. A later call must not wait for ever.
 #[test]
-fn whoever_asks_again_after_the_end_gets_the_end_again() {
+fn each_call_after_the_end_of_the_job_reports_the_end() {
     for address in ADDRESSES {
         let layout = layout(1000);
         let (mut server, _) = server(&layout, address, json!({}));

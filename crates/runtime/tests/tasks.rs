@@ -176,7 +176,7 @@ fn whoever_waits_hears_that_it_is_closed() {
 }
 
 #[test]
-fn whoever_asks_again_after_the_end_gets_the_end_again() {
+fn each_call_after_the_end_of_the_job_reports_the_end() {
     for address in ADDRESSES {
         let server = server(address);
         let client =

@@ -56,6 +56,6 @@ mod tests {
         let next = || events.next(|outcome| outcome.unwrap());
         assert_eq!(next().as_deref(), Some("first"));
         assert_eq!(next().as_deref(), Some("done"));
-        assert_eq!(next().as_deref(), Some("done"), "whoever asks again gets it again");
+        assert_eq!(next().as_deref(), Some("done"), "each later call gets it");
     }
 }

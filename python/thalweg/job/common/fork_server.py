@@ -35,7 +35,9 @@ from thalweg.machine.parent import die_with
 CONNECTION: Final = 0
 REQUEST: Final = b"f"
 FILES: Final = 4
-# What a process counts as that ended because its fork server was lost.
+# The environment variable with the id of the run's process. The fork server ends when that process ends.
+PARENT: Final = "THALWEG_FORK_SERVER_PARENT"
+# The exit code of a process whose fork server has ended. The kernel kills the process then.
 LOST: Final = -signal.SIGKILL
 END_SECONDS: Final = 10.0
 
@@ -102,7 +104,7 @@ class ForkedProcess:
                     return
 
     def _read(self, seconds: float | None) -> None:
-        """Wait at most ``seconds`` for the fork server's next words. The lock is held, but released meanwhile."""
+        """Wait at most ``seconds`` for the fork server's next words. It releases the caller's lock meanwhile."""
         poll = select.poll()
         poll.register(self._status, select.POLLIN)
         self._is_being_read = True
@@ -194,10 +196,6 @@ class ForkServer:
         return self._connection
 
 
-# The variable that names the process with which a fork server ends.
-PARENT: Final = "THALWEG_FORK_SERVER_PARENT"
-
-
 def main() -> int:
     """Import the modules, fork a process for each request, and end once the run has closed the connection."""
     die_with(int(os.environ.pop(PARENT)))
@@ -250,7 +248,7 @@ def _serve(own: int) -> bool:
 
 
 def _report_end(pidfd: int, pid: int, status: int) -> None:
-    # The id stays taken until waitpid, so that whoever still sends a signal to it does not reach another process.
+    # The kernel does not reuse the id before waitpid, so a late signal of the run does not reach another process.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     if ended is not None:
         _write(status, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
@@ -260,7 +258,7 @@ def _report_end(pidfd: int, pid: int, status: int) -> None:
 
 
 def _write(status: int, number: int) -> None:
-    with suppress(OSError):  # the run waits for this process no more
+    with suppress(OSError):  # the run does not wait for this process any more
         os.write(status, f"{number}\n".encode())
 
 
@@ -272,7 +270,7 @@ def _become(files: Sequence[int], others: Sequence[int]) -> None:
         os.dup2(file, number)
     for file in (stdin, stdout, stderr, status, *others):
         os.close(file)
-    # Python itself reseeds only `random`: with NumPy's global generator all clients would draw the same numbers.
+    # Python seeds `random` anew after a fork, but not NumPy's generator: all clients would draw the same numbers.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
