@@ -24,6 +24,7 @@ from thalweg.lab import guest
 from thalweg.plan import Plan
 
 JOB = ["run", "--clock", "virtual", "--model", "payload:256KiB", "--clients", "1", "--rounds", "2"]
+PATH = "rate=100mbit,rtt=20ms"
 NETWORK = ["--network", "rate=100mbit,rtt=20ms,up.loss=1%"]
 
 
@@ -53,7 +54,6 @@ def thalweg(folder: Path, *arguments: str, **environment: str) -> subprocess.Com
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"job": {"graph": "ring", "clients": 3}}, "graph"),
         ({"stress": {"cpu": 50}}, "stress"),
         ({"transport": {"url": "mqtt://127.0.0.1:0/job"}}, "broker"),
         ({"network": {"emulator": "message"}}, "emulator message"),
@@ -116,7 +116,7 @@ def program(pid: str) -> bytes:
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(("network", "bound"), [([*NETWORK[:1], "rate=100mbit,rtt=20ms"], 0.0), (NETWORK, 0.05)])
+@pytest.mark.parametrize(("network", "bound"), [([*NETWORK[:1], PATH], 0.0), (NETWORK, 0.05)])
 def test_a_job_gives_the_same_times_again(tmp_path: Path, network: list[str], bound: float) -> None:
     """Times may differ by 256 ns, the cost of reading the clock, and with packet loss by 5 %."""
     tables = []
@@ -138,6 +138,18 @@ def test_a_job_gives_the_same_times_again(tmp_path: Path, network: list[str], bo
     for one, other in zip(leaves(tables[0]), leaves(tables[1]), strict=True):
         assert one == (pytest.approx(other, rel=bound, abs=3e-6) if isinstance(other, float) else other)
     assert [entry["round"] for entry in tables[0]["rounds"]] == [1, 2]
+
+
+@pytest.mark.usefixtures("built")
+def test_nodes_of_a_graph_exchange_in_virtual_time(tmp_path: Path) -> None:
+    done = thalweg(
+        tmp_path, *JOB[:-4], "--graph", "ring", "--clients", "3", "--rounds", "1", *NETWORK[:1], PATH, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    exchanged = json.loads(done.stdout)["exchange_seconds"]
+    # Two models over a node's own way down take 0.042 s. From node to node there are two links, so a round trip is
+    # 0.04 s; half of one is the path, and slow start adds at most five here.
+    assert 0.062 < exchanged["median"] < 0.062 + 5 * 0.04
 
 
 def leaves(value: Any) -> list[Any]:

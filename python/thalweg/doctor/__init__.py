@@ -186,6 +186,18 @@ def _guest() -> Check:
         return Check("guest", False, error.cause, f"{cost}. {error.hint}")
 
 
+def _mappings() -> Check:
+    from thalweg.lab.guest import mappings
+
+    limit, name = mappings.limit(), mappings.SYSCTL
+    cost = f"--clock virtual with updates of some 100 MiB; sysctl {name}={mappings.NEEDED}"
+    if limit is None:
+        return Check("mappings", False, f"{name} cannot be read", cost)
+    is_enough = limit >= mappings.NEEDED
+    raises = ", which a run in virtual time raises and puts back" if mappings.may_raise() and not is_enough else ""
+    return Check("mappings", is_enough or bool(raises), f"{name} is {limit}{raises}", cost)
+
+
 def _cgroup() -> Check:
     from thalweg.lab import cgroups
 
@@ -354,6 +366,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _tun,
     _lab,
     _guest,
+    _mappings,
     _sched_fifo,
     _cgroup,
     _program("stress-ng", "no stress.cpu; apt install stress-ng"),

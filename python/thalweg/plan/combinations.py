@@ -311,7 +311,6 @@ def _clock(plan: Plan) -> None:
     if plan.network is None or plan.network.clock == "real":
         return
     wrong = {
-        "a job on a graph": plan.job.graph is not None,
         "[stress], which makes computing cost what it costs here": plan.stress is not None,
         "a broker, a program of this machine's": registry.can(plan.scheme).broker,
         f"the emulator {plan.network.emulator}": plan.network.emulator not in ("auto", "packet"),

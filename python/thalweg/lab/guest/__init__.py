@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from thalweg import machine
 from thalweg.errors import LabError
+from thalweg.lab.guest import mappings
 from thalweg.machine.parent import tied
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 #: The script that runs inside the guest. This path exists only there.
 JOB: Final = Path("/run/guest/job")
-MEMORY: Final = "3G"
+#: The guest's memory in bytes: a part of the host's, of which only the pages that are used are taken.
+LEAST_MEMORY: Final = 3 << 30
+MOST_MEMORY: Final = 16 << 30
 #: The kind of a lab's devices inside the guest. Only the guest kernel serves RDMA in each host's namespace.
 DEVICES: Final = "rdma"
 #: Maximum number of unacknowledged packets of an RDMA device: two bandwidth-delay products of 100 Gbit/s and 20 ms.
@@ -86,10 +90,10 @@ def run(
     The command can write to this folder and to ``folders``, which are made if missing. It does not see the host's /tmp,
     except for these. Its standard error is passed on as it comes. Raises LabError if there is no guest kernel, if the
     guest fails, or if it has not ended after ``limit`` seconds of the host. A job that is ended from outside cannot
-    finish its record; ``on_cut`` is called to do so.
+    finish its record; ``on_cut`` is called to do so. As root it raises the host's limit of mappings meanwhile.
     """
     program = kernel()
-    with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
+    with mappings.raised(_say), tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
         folder = Path(name)
         (folder / "job").write_text(script(arguments, folders))
         with (folder / "console").open("wb") as console:
@@ -105,6 +109,16 @@ def run(
         return code, (folder / "out").read_text(errors="replace")
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def memory() -> int:
+    """Return the guest's memory in bytes: half of what the host has available, within bounds."""
+    available = machine.memory_bytes()["available"]
+    return min(max(available // 2, LEAST_MEMORY), MOST_MEMORY)
+
+
 def _code(folder: Path) -> int:
     """Return the job's exit code. Raises LabError if the guest ended before it wrote one."""
     code = folder / "code"
@@ -113,7 +127,10 @@ def _code(folder: Path) -> int:
         raise LabError(f"the guest ended before its job: {tail or 'it says nothing'}", "Try again, or use --clock real")
     ended = int(code.read_text())
     if ended == 128 + signal.SIGSEGV:
-        raise LabError(f"the job was killed by signal 11: {MAPPINGS}", "Take a smaller model, or raise it on the host")
+        raise LabError(
+            f"the job was killed by signal 11: {MAPPINGS}",
+            f"Take a smaller model, or as root: sysctl {mappings.SYSCTL}={mappings.NEEDED}",
+        )
     return ended
 
 
@@ -124,7 +141,7 @@ def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
     root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
     consoles = ("con=null", "con0=fd:0,fd:1", "quiet", "panic=-1", f"uml_dir={folder}")
     rxe = (f"rdma_rxe.win={WINDOW}", f"rdma_rxe.inflight={AT_ONCE}")
-    return [*tied(), str(program), f"mem={MEMORY}", *root, *consoles, *rxe, *travel, f"guest={folder}"]
+    return [*tied(), str(program), f"mem={memory() >> 20}M", *root, *consoles, *rxe, *travel, f"guest={folder}"]
 
 
 def _installed() -> list[Path]:
