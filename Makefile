@@ -131,7 +131,8 @@ RESOLVE = $(PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 
 
 .PHONY: lock
 lock: setup ## resolve requirements/*.lock anew
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(RESOLVE) --extra torch --extra data \
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(RESOLVE) --extra report --extra torch \
+	  --extra data \
 	  --override requirements/overrides.txt pyproject.toml requirements/dev.in -o requirements/dev.lock
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/extras.lock" $(RESOLVE) --extra lm --extra ray \
 	  --override requirements/overrides.txt --constraint requirements/dev.lock \

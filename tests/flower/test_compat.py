@@ -45,7 +45,7 @@ def test_without_flower_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(thalweg.flower, "version", raise_not_found)
-    with pytest.raises(PlanError, match=r"Flower is not installed.*pip install 'flwr>="):
+    with pytest.raises(PlanError, match=r"Flower is not installed.*pip install 'thalweg\[flower\]'"):
         thalweg.flower.require()
 
 

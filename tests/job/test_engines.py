@@ -86,7 +86,7 @@ def test_a_ray_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch, 
     installed(monkeypatch, release)
     with pytest.raises(PlanError, match=said) as caught:
         require(plan("ray"))
-    assert "pip install 'ray>=2.52'" in caught.value.hint
+    assert "pip install 'thalweg[ray]'" in caught.value.hint
     installed(monkeypatch, "2.60.0")
     require(plan("ray"))
 

@@ -51,7 +51,7 @@ def test_sizes_follow_from_the_configurations() -> None:
 
 def test_without_the_extra_the_hint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModelError, match=r"'gpt2-mini\+lora4' needs transformers: .*pip install 'peft>="):
+    with pytest.raises(ModelError, match=r"'gpt2-mini\+lora4' needs transformers: .*pip install 'thalweg\[lm\]'"):
         models.build("gpt2-mini+lora4")
 
 

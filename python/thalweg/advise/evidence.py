@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
+from thalweg import extras
 from thalweg.advise.condition import Condition, condition_of
 from thalweg.bench.folder import Folder
 from thalweg.bench.measure import numbers
@@ -80,8 +81,9 @@ class Group:
 def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
     """Return the runs in folders, and for each run that cannot be used its path and the reason.
 
-    Raises RecordError for a path that is not a folder, and for a damaged bench.
+    Raises RecordError for a path that is not a folder, and for a damaged bench; PackageError without pyarrow.
     """
+    extras.require("reading records", "pyarrow")
     measured: list[Measured] = []
     left_out: dict[str, str] = {}
     for path, one in {one.path: one for one in _records(paths)}.items():

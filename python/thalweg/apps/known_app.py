@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thalweg import data as datasets
-from thalweg import models
+from thalweg import extras, models
 from thalweg.errors import PlanError
 from thalweg.tensors.choosing import TRAINABLE
 
@@ -139,6 +139,9 @@ class KnownApp:
 
     def _load(self) -> tuple[Dataset | Text, Dataset | Text]:
         if self._loaded is None:
+            brings = datasets.PACKAGES.get(self._data)
+            needs = [*self._spec.packages, *([] if brings is None else [brings])]
+            extras.require(f"training {self._spec.name} on {self._data}", *needs)
             train, test = datasets.load_any(self._data, root=self._root)
             if self._samples is not None:
                 train = train.subset(datasets.drawn(len(train), self._samples, self._seed))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from thalweg import extras
 from thalweg.cli import (
     advise,
     bench,
@@ -149,7 +150,7 @@ def report(error: Exception) -> int | None:
     """Print an error that a user can understand, and return its exit code; None for any other."""
     if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
         return FAILED  # as in `thalweg doctor | head -1`, where the reader has closed the pipe
-    if isinstance(error, (ThalwegError, *system.ERRORS)):
+    if isinstance(error, (ThalwegError, *system.ERRORS)) or extras.of_import(error) is not None:
         cause, hint = explain(error)
         code = exit_code(error)
         if isinstance(error, AppError) and error.__cause__ is not None:

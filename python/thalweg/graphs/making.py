@@ -1,12 +1,14 @@
-"""Generates graphs by name with networkx. Random ones depend on the seed and on networkx's release."""
+"""Generates graphs by name. networkx draws random ones, which depend on the seed and on networkx's release."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from math import isqrt
 from pathlib import Path
 from typing import Any, Final
 
+from thalweg import extras
 from thalweg.errors import PlanError
 from thalweg.graphs import edges
 from thalweg.graphs.graph import Graph
@@ -16,16 +18,21 @@ from thalweg.graphs.words import Word
 MOST_EDGES: Final = 1_000_000
 # Maximum number of draws in search of a connected graph. About every fourth 2-regular graph of 100 nodes is connected.
 DRAWS: Final = 1_000
+# Graphs that networkx draws.
+RANDOM: Final = ("regular", "small-world", "random")
 
 
 def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
     """Return the connected graph of this name with ``nodes`` nodes.
 
-    ``draw`` numbers the graphs that are drawn from one seed. Raises PlanError for an impossible graph.
+    ``draw`` numbers the graphs that are drawn from one seed. Raises PlanError for an impossible graph, and PackageError
+    for a random one without networkx.
     """
     check(word, nodes)
     if word.kind == "file":
         return edges.read(Path(word.path or ""), nodes)
+    if word.kind in RANDOM:
+        extras.require(f"the graph {word.text}", "networkx")
     for state in _states(seed, draw):
         graph = _MAKERS[word.kind](word, nodes, state)
         if graph.is_connected:
@@ -77,9 +84,12 @@ def _graph(made: Any) -> Graph:
 
 
 def _ring(_word: Word, nodes: int, _state: int) -> Graph:
-    import networkx
+    return _circulant(nodes, [1])
 
-    return _graph(networkx.path_graph(2) if nodes == 2 else networkx.cycle_graph(nodes))
+
+def _circulant(nodes: int, distances: Sequence[int]) -> Graph:
+    """Return the graph in which each node is linked with those at these distances along a ring."""
+    return Graph.of(nodes, ((node, (node + by) % nodes) for node in range(nodes) for by in distances))
 
 
 def _regular(word: Word, nodes: int, state: int) -> Graph:
@@ -110,11 +120,10 @@ def _sides(nodes: int) -> tuple[int, int]:
 
 
 def _torus(_word: Word, nodes: int, _state: int) -> Graph:
-    import networkx
-
     rows, columns = _sides(nodes)
-    grid = networkx.grid_2d_graph(rows, columns, periodic=True)
-    return Graph.of(nodes, ((a[0] * columns + a[1], b[0] * columns + b[1]) for a, b in grid.edges))
+    right = ((row * columns + at, row * columns + (at + 1) % columns) for row in range(rows) for at in range(columns))
+    down = ((node, (node + columns) % nodes) for node in range(nodes))
+    return Graph.of(nodes, (edge for edge in chain(right, down) if edge[0] != edge[1]))
 
 
 def _check_torus(_word: Word, nodes: int) -> None:
@@ -126,15 +135,11 @@ def _check_torus(_word: Word, nodes: int) -> None:
 
 
 def _star(_word: Word, nodes: int, _state: int) -> Graph:
-    import networkx
-
-    return _graph(networkx.star_graph(nodes - 1))
+    return Graph.of(nodes, ((0, node) for node in range(1, nodes)))
 
 
 def _full(_word: Word, nodes: int, _state: int) -> Graph:
-    import networkx
-
-    return _graph(networkx.complete_graph(nodes))
+    return Graph.of(nodes, combinations(range(nodes), 2))
 
 
 def _small_world(word: Word, nodes: int, state: int) -> Graph:
@@ -161,9 +166,7 @@ def _random(word: Word, nodes: int, state: int) -> Graph:
 
 
 def _exponential(_word: Word, nodes: int, _state: int) -> Graph:
-    import networkx
-
-    return _graph(networkx.circulant_graph(nodes, offsets(nodes)))
+    return _circulant(nodes, offsets(nodes))
 
 
 _MAKERS: Final[Mapping[str, Callable[[Word, int, int], Graph]]] = {

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal, cast
 
+from thalweg import extras
 from thalweg.errors import ModelError
 from thalweg.models import payload
 from thalweg.models.payload import Dtype, PayloadSpec
@@ -52,6 +53,12 @@ class ModelSpec:
     reads: Reads = "images"
     lora: tuple[int, int] | None = None
     rank: int = 0
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that building the model imports."""
+        brings = {"torchvision_models": ("torchvision",), "gpt2": ("transformers",)}.get(self.family, ())
+        return ("torch", *brings, *(("peft",) if self.rank else ()))
 
     def with_adapters(self, rank: int) -> ModelSpec:
         """Return this model with LoRA adapters. Then ``parameters`` and ``layout_bytes`` count the adapters alone."""
@@ -124,11 +131,12 @@ def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
 
     Image models take shape (batch, 3, 32, 32), float32, and know ``classes``; language models take (batch, tokens),
     int64. The same ``name``, ``classes`` and ``seed`` give the same initial values in every process.
-    The caller's random state does not change. Raises ModelError for an unknown model.
+    The caller's random state does not change. Raises ModelError for an unknown model, PackageError without PyTorch.
     """
     spec = find(name)
     if classes < 2:
         raise ModelError(f"a classifier cannot have {classes} classes", "Ask for 2 classes or more")
+    extras.require(f"the model {name!r}", "torch")
     import torch
 
     family = import_module(f"thalweg.models.{spec.family}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from thalweg import extras
 from thalweg.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import nn
 
-HINT: Final = "pip install 'peft>=0.15' 'transformers>=4.50'"
+HINT: Final = extras.hint("transformers")
 
 # Differences from GPT-2 small, which has 12 layers, 12 heads, width 768, 50,257 tokens and contexts of 1,024.
 SIZES: Final[dict[str, dict[str, int]]] = {

@@ -6,6 +6,7 @@ from typing import cast
 
 from torch import nn
 
+from thalweg import extras
 from thalweg.errors import ModelError
 
 NAMES = ("resnet18", "resnet34", "resnet152", "vgg16")
@@ -18,5 +19,5 @@ def build(name: str, classes: int) -> nn.Module:
     try:
         from torchvision import models
     except ImportError as error:
-        raise ModelError(f"the model {name!r} needs torchvision: {error}", "pip install torchvision") from error
+        raise ModelError(f"the model {name!r} needs torchvision: {error}", extras.hint("torchvision")) from error
     return cast(nn.Module, getattr(models, name)(weights=None, num_classes=classes))

@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from thalweg import extras
 from thalweg.errors import PlanError, RecordError
 from thalweg.outcome import Entry
 from thalweg.record import samples
 from thalweg.record.columns import Row
 from thalweg.record.folder import Record
 from thalweg.record.rows import TABLES
-from thalweg.record.tables import read_table, rows, write_parquet
+from thalweg.record.tables import PARQUET, is_written, read_table, replace_table, rows, write_parquet
 from thalweg.ui import strict_json
 
 
@@ -49,7 +50,7 @@ def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
 
     ``output`` is a folder for csv and parquet, else a file. Without it the files go into the record. A run writes its
     Parquet tables when it ends; for a run that was killed, this function writes them. Raises PlanError for another
-    format and RecordError if it cannot be written.
+    format, RecordError if it cannot be written, and PackageError if it needs pyarrow, which is not installed.
     """
     if form not in FORMATS:
         raise PlanError(f"unknown format {form!r}", f"Give one of {', '.join(FORMATS)}")
@@ -112,19 +113,22 @@ def _or(value: float | None, other: float | None) -> float | None:
 
 
 def _parquet(record: Record, output: Path | None) -> list[Path]:
+    extras.require("a table in Parquet", "pyarrow")
     folder = _folder(record, output)
     write_parquet(folder, record.rounds(), record.journaled)
-    for name in _written(record):
-        if folder != record.path:
-            shutil.copy(record.path / f"{name}.parquet", folder)
+    for name in (own := _written(record)):
+        if not (record.path / f"{name}{PARQUET}").exists():  # the run had no pyarrow
+            replace_table(folder, name, read_table(record.path, name))
+        elif folder != record.path:
+            shutil.copy(record.path / f"{name}{PARQUET}", folder)
     # A run that was killed, or still runs, has the samples only as lines of JSON.
     sampled = [samples.NAME] if samples.write(record.path, folder) else []
-    return [folder / f"{name}.parquet" for name in (*record.journaled, *_written(record), *sampled)]
+    return [folder / f"{name}.parquet" for name in (*record.journaled, *own, *sampled)]
 
 
 def _written(record: Record) -> list[str]:
     """Return the tables that the run wrote at its end, without those of the journal."""
-    names = [name for name in TABLES if name not in record.journaled and (record.path / f"{name}.parquet").exists()]
+    names = [name for name in TABLES if name not in record.journaled and is_written(record.path, name)]
     return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
 
 

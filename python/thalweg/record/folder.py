@@ -20,6 +20,9 @@
 ``nodes/``                  the nodes' models (``thalweg.record.of_nodes``); a job on a graph has it instead of
                             the checkpoint
 ==========================  ====================================================================================
+
+Without pyarrow (the extra ``thalweg[report]``) a run writes ``parties``, ``links`` and ``queues`` as lines of JSON, and
+no other table; ``thalweg export`` makes tables of such a record, too.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, machine, wire
+from thalweg import _core, extras, machine, wire
 from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried, within
 from thalweg.outcome import Entry
@@ -307,9 +310,12 @@ class RunRecord(Record):
         return self._log_notes(self._writer)
 
     def _write_tables(self) -> None:
-        tables.write_parquet(self.path, self.rounds(), self.journaled)
+        if extras.has("pyarrow"):
+            tables.write_parquet(self.path, self.rounds(), self.journaled)
+        else:  # the journal has their rows
+            tables.remove(self.path, self.journaled, tables.PARQUET)
         for name, rows in self._written.items():
-            tables.write_table(self.path, name, [rows])
+            tables.replace_table(self.path, name, rows)
         queues.finish(self.path)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from thalweg import bounded_json
+from thalweg import bounded_json, extras
 from thalweg.errors import RecordError
 
 if TYPE_CHECKING:
@@ -57,7 +57,11 @@ def lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def table(path: Path) -> pyarrow.Table:
-    """Return a Parquet file as a table. Raises RecordError, OSError and what pyarrow raises for a damaged one."""
+    """Return a Parquet file as a table.
+
+    Raises PackageError without pyarrow, RecordError, OSError and what pyarrow raises for a damaged file.
+    """
+    extras.require(f"reading {path.name}", "pyarrow")
     import pyarrow
     import pyarrow.parquet
 

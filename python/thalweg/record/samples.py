@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from thalweg import bounded_json, wire
+from thalweg import bounded_json, extras, wire
 from thalweg.errors import RecordError
 from thalweg.record import reading
 from thalweg.record.columns import Row
@@ -60,6 +60,6 @@ def write(folder: Path, to: Path | None = None) -> bool:
 
 
 def finish(folder: Path) -> None:
-    """Write the table of the samples and remove the lines. Raises OSError."""
-    if write(folder):
+    """Write the table of the samples and remove the lines. Without pyarrow the lines are the table. Raises OSError."""
+    if extras.has("pyarrow") and write(folder):
         (folder / FILE).unlink()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
+from thalweg import extras
 from thalweg.errors import RecordError
 from thalweg.record import checkpoint
 
@@ -120,7 +121,7 @@ class Objects:
 def store_of(url: str, run: str) -> Store:
     """Return the store of a run's checkpoints below ``url``, a folder or a URL.
 
-    Raises RecordError for an invalid one.
+    Raises RecordError for an invalid one, and PackageError for an object store without pyarrow.
     """
     whole = f"{url.partition('?')[0].rstrip('/')}/{run}"
     parts = urlsplit(url)
@@ -131,6 +132,7 @@ def store_of(url: str, run: str) -> Store:
     try:
         if not parts.netloc or parts.scheme == "file":
             raise ValueError("it names no bucket" if parts.scheme != "file" else "file:// has three slashes")
+        extras.require(f"keeping checkpoints at {whole}", "pyarrow")
         from pyarrow import fs
 
         files, path = fs.FileSystem.from_uri(url)

@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, cast
 
-from thalweg import wire
+from thalweg import bounded_json, extras, wire
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
+from thalweg.errors import RecordError
 from thalweg.outcome import ClientUsage, Entry, Participant, RecordedTransfer, tables
 from thalweg.outcome.core import Outcome, Transfer
 from thalweg.record import nodes, reading
@@ -27,6 +28,9 @@ from thalweg.wire import Table
 SERVER: Final = "server"
 # Maximum number of rows of a table in memory at a time; also the number of rows of a row group in the file.
 GROUP: Final = 2_000
+# The file name's end of a table: with pyarrow, and without it.
+PARQUET: Final = ".parquet"
+LINES: Final = ".jsonl"
 # Tables that can be made from the journal at any time: for a job with a server, and for a job on a graph.
 JOURNALED: Final = ("rounds", "transfers", "losses", "participants")
 ON_GRAPHS: Final = ("rounds", *nodes.MAKERS)
@@ -110,10 +114,15 @@ def usage_of(participant: Participant) -> ClientUsage:
 
 def restored(entry: Row) -> Entry:
     """Return a journal's entry in which the strings for numbers that are not finite are numbers again."""
-    for column in TABLES["rounds"]:
-        if column.type == "float64" and column.name in entry:
-            entry[column.name] = number(entry[column.name])
-    return cast("Entry", entry)
+    return cast("Entry", _with_numbers("rounds", entry))
+
+
+def _with_numbers(table: str, row: Row) -> Row:
+    """Return a row of JSON in which the strings for numbers that are not finite are numbers again."""
+    for column in TABLES[table]:
+        if column.type == "float64" and column.name in row:
+            row[column.name] = number(row[column.name])
+    return row
 
 
 def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
@@ -137,10 +146,25 @@ def write_parquet(folder: Path, entries: Iterable[Entry], names: Sequence[str] =
 
 
 def write_table(folder: Path, name: str, batches: Iterable[Iterable[Row]]) -> None:
-    """Write a table to ``folder`` batch by batch. The file appears atomically. Raises OSError."""
-    with _writing(folder, name) as write:
+    """Write a table to ``folder`` batch by batch. The file appears atomically. Raises OSError.
+
+    Without pyarrow its rows are lines of JSON.
+    """
+    with (_writing if extras.has("pyarrow") else _writing_lines)(folder, name) as write:
         for batch in batches:
             write(batch)
+
+
+def replace_table(folder: Path, name: str, content: Iterable[Row]) -> None:
+    """Write a table as ``write_table`` does, and remove it in its other form. Raises OSError."""
+    write_table(folder, name, [content])
+    remove(folder, [name], LINES if extras.has("pyarrow") else PARQUET)
+
+
+def remove(folder: Path, names: Iterable[str], suffix: str) -> None:
+    """Remove files of tables that an earlier process of the run wrote. Raises OSError."""
+    for name in names:
+        (folder / f"{name}{suffix}").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -148,7 +172,7 @@ def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None
     """Give a function that adds rows to a table; at most ``GROUP`` rows wait in memory."""
     import pyarrow.parquet
 
-    part, columns = folder / f".{name}.parquet.part", schema(name)
+    part, columns = folder / f".{name}{PARQUET}.part", schema(name)
     waiting: list[Row] = []
 
     def flush() -> None:
@@ -167,16 +191,54 @@ def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None
             yield write
             if waiting:
                 flush()
-        part.replace(folder / f"{name}.parquet")
+        part.replace(folder / f"{name}{PARQUET}")
     finally:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def _writing_lines(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+    """Give a function that adds rows to a table, each as a line of JSON."""
+    part = folder / f".{name}{LINES}.part"
+    try:
+        with part.open("w") as stream:
+            yield lambda more: stream.writelines(strict_json.dumps(row) + "\n" for row in more)
+        part.replace(folder / f"{name}{LINES}")
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def is_written(folder: Path, name: str) -> bool:
+    """Return whether the record has a file of this table."""
+    return any((folder / f"{name}{suffix}").exists() for suffix in (PARQUET, LINES))
+
+
 def read_table(folder: Path, name: str) -> list[Row]:
-    """Return the rows of a table in the record; an empty list if the run wrote none. Raises OSError."""
-    path = folder / f"{name}.parquet"
-    table_rows: list[Row] = reading.table(path).to_pylist() if path.exists() else []
+    """Return the rows of a table in the record; an empty list if the run wrote none.
+
+    Raises OSError, RecordError for a damaged line, and PackageError for a Parquet file without pyarrow.
+    """
+    path = folder / f"{name}{PARQUET}"
+    if not path.exists():
+        return list(_lines(folder / f"{name}{LINES}", name))
+    table_rows: list[Row] = reading.table(path).to_pylist()
     return table_rows
+
+
+def _lines(path: Path, name: str) -> Iterator[Row]:
+    """Yield the rows of a file of JSON lines, none if there is no file."""
+    if not path.exists():
+        return
+    with reading.opened(path) as stream:
+        for number, line in enumerate(reading.lines(stream), 1):
+            if not line.endswith(b"\n"):  # a crash cut it short
+                return
+            try:
+                row = bounded_json.read_object(line)
+            except bounded_json.JsonError as error:
+                cause = f"line {number} of {path} is damaged"
+                raise RecordError(cause, "Remove that line and those after it") from error
+            yield _with_numbers(name, {column.name: row.get(column.name) for column in TABLES[name]})
 
 
 def schema(table: str) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thalweg import extras
 from thalweg.errors import RecordError
 from thalweg.report.numbers import labels, numbers
 from thalweg.report.settings import settings
@@ -50,12 +51,14 @@ def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost
     Files among ``records`` are traces. ``lost`` are runs that failed before they left a record. Returns the written
     files, what was left out and why, the verdicts, the numbers of each cell and run, and those of traced links: sizes
     in bytes, times in seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if a file cannot
-    be written.
+    be written, and PackageError without the packages of ``thalweg[report]``.
     """
     from thalweg.report.cells import cells, verdicts, warnings
     from thalweg.report.page import page
     from thalweg.report.traces import read_traces
 
+    if figures is not None:
+        extras.require("report --figures", "matplotlib")
     links = [link for path in dict.fromkeys(records) if path.is_file() for link in read_traces(path)]
     runs = read_runs([path for path in records if not path.is_file()])
     words = settings([run.plan for run in runs] + [one.plan for one in lost])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from thalweg import extras
 from thalweg.report.charts import GREY, Chart, Trace, axes
 from thalweg.report.text import escaped
 from thalweg.report.values import Gaps, GraphNumbers, NodeNumbers
@@ -85,6 +86,7 @@ def chart(numbers: GraphNumbers) -> Chart:
 
 def positions(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
     """Return the positions of nodes, the same each time: a force-directed layout, or a circle for many nodes."""
+    extras.require("a graph in a report", "networkx")
     import networkx
 
     drawn = networkx.Graph()

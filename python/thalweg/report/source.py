@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import bounded_json
+from thalweg import bounded_json, extras
 from thalweg.apps import FLOWER
 from thalweg.errors import RecordError
 from thalweg.record import Record, reading
@@ -25,13 +25,14 @@ from thalweg.record.rows import (
     Round,
     Transfer,
 )
-from thalweg.record.tables import ends_of, rows, schema
+from thalweg.record.tables import ends_of, is_written, read_table, rows, schema
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from thalweg.plan import Plan
+    from thalweg.record.columns import Row
 
 # Columns that identify a row of each table. Rows that lack one of them are skipped.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -155,8 +156,12 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the record in folder ``path``. Raises RecordError or PlanError if it is missing or damaged."""
+    """Read the record in folder ``path``. Raises RecordError or PlanError if it is missing or damaged.
+
+    Raises PackageError without pyarrow.
+    """
     record = Record(path)
+    extras.require(f"reading {path}", "pyarrow")
     manifest = Facts.of(finite(record.manifest))
     journaled = {name: _rows(name, _journaled(record, manifest, name)) for name in record.journaled}
     return Run(
@@ -197,21 +202,35 @@ def _journaled(record: Record, manifest: Facts, name: str) -> Any:
     path = record.path / f"{name}.parquet"
     if manifest.text("status") != "running" and path.exists():
         return _parquet(path, name, f"Make it anew: thalweg export {record.path} --format parquet")
-    import pyarrow
-
     try:
-        return pyarrow.Table.from_pylist(list(rows(name, record.rounds())), schema=schema(name))
-    except (pyarrow.ArrowException, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return _table_of(name, rows(name, record.rounds()))
+    except ValueError as error:
         raise RecordError(
-            f"the journal of {record.path} is damaged: its {name} cannot be read ({type(error).__name__}: {error})",
+            f"the journal of {record.path} is damaged: its {name} cannot be read ({error})",
             "Remove the lines of journal.jsonl from the first damaged one on",
         ) from error
 
 
+def _table_of(name: str, content: Iterable[Row]) -> Any:
+    """Return rows as a table. Raises ValueError if they do not fit."""
+    import pyarrow
+
+    try:
+        return pyarrow.Table.from_pylist(list(content), schema=schema(name))
+    except (pyarrow.ArrowException, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
 def _written(folder: Path, name: str) -> Any:
     path = folder / f"{name}.parquet"
-    if not path.exists():
+    if not is_written(folder, name):
         return None
+    if not path.exists():  # the run had no pyarrow, or was killed
+        try:
+            return _table_of(name, (row for row in read_table(folder, name) if None not in map(row.get, KEYS[name])))
+        except ValueError as error:
+            hint = "Remove it; the report goes without it"
+            raise RecordError(f"{folder / name}.jsonl is damaged: {error}", hint) from error
     return _parquet(path, name, "Restore it from a copy, or remove it; the report goes without it")
 
 

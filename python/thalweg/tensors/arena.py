@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from thalweg import _core
+from thalweg import _core, extras
 from thalweg.errors import ModelError
 
 if TYPE_CHECKING:
@@ -159,5 +159,6 @@ def _array_type(dtype: str) -> np.dtype[Any]:
 
     name = _NAMES[dtype]
     if name in _NARROW:
+        extras.require(f"a tensor of type {dtype} in NumPy", "ml_dtypes")
         import ml_dtypes  # noqa: F401 - adds the names to NumPy's
     return np.dtype(name)

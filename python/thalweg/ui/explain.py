@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thalweg.errors import DataError, MetricsError, ModelError, PlanError, ThalwegError
+from thalweg import extras
+from thalweg.errors import DataError, MetricsError, ModelError, PackageError, PlanError, ThalwegError
 from thalweg.ui import system
 
 USER: Final = 2
@@ -33,7 +34,8 @@ class Explained:
 
 
 def explained(error: Exception) -> Explained:
-    """Return the fields of a ThalwegError or of an error of the system."""
+    """Return the fields of a ThalwegError, of an error of the system, or of a failed import of an extra's package."""
+    error = extras.of_import(error) or error
     if isinstance(error, system.ERRORS):
         return Explained(*system.explain(error), kind="system")
     if isinstance(error, ThalwegError):
@@ -49,7 +51,8 @@ def explain(error: Exception) -> tuple[str, str]:
 
 def exit_code(error: Exception) -> int:
     """Return 2 for an error that the user can fix in a plan or an argument, 1 for a job that cannot go on."""
-    by_user = isinstance(error, (PlanError, DataError, ModelError, MetricsError)) or (
+    error = extras.of_import(error) or error
+    by_user = isinstance(error, (PlanError, DataError, ModelError, MetricsError, PackageError)) or (
         isinstance(error, ThalwegError) and error.kind in _USER_KINDS
     )
     return USER if by_user else FAILED

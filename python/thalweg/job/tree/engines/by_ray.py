@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from thalweg import extras
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.fleet import Fleet, OnEnd
 from thalweg.job.common.messages import Failure, Line, Orders, Report
@@ -39,7 +40,7 @@ SHORT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a folder there that nobody e
 
 def require() -> str:
     """Return the version of Ray that is installed. Raises PlanError if there is none, or it is too old."""
-    get = "Install it: pip install 'ray>=2.52'; or take --engine local"
+    get = f"Install it: {extras.hint('ray')}; or take --engine local"
     try:
         installed = version("ray")
     except PackageNotFoundError:
