@@ -124,8 +124,8 @@ flower: setup ## tests of Flower apps with another release of Flower: make flowe
 	@$(PYTHON) scripts/test_flower.py $(RELEASE) $(if $(TESTS),--tests $(TESTS))
 
 .PHONY: test-extras
-test-extras: setup ## tests that need the extras lm and ray, which .venv lacks; downloads some 100 MB
-	@$(STEP) "tests of the extras lm and ray" $(PYTHON) scripts/test_extras.py
+test-extras: setup ## tests that need the extras lm, ray and trackers, which .venv lacks; downloads some 200 MB
+	@$(STEP) "tests of the extras lm, ray and trackers" $(PYTHON) scripts/test_extras.py
 
 RESOLVE = $(PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url
 
@@ -138,6 +138,11 @@ lock: setup ## resolve requirements/*.lock anew
 	  --override requirements/overrides.txt --constraint requirements/dev.lock \
 	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/dev.lock) \
 	  pyproject.toml -o requirements/extras.lock
+	@awk '/^[a-z]/ { left_out = /^pillow==/ } !left_out' requirements/dev.lock > requirements/.known
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/trackers.lock" $(RESOLVE) --extra trackers \
+	  --constraint requirements/.known \
+	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/.known) \
+	  pyproject.toml -o requirements/trackers.lock; rm -f requirements/.known
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/wheel.lock" $(RESOLVE) \
 	  requirements/wheel.in -o requirements/wheel.lock
 

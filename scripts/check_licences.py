@@ -38,7 +38,13 @@ WITHIN: Final = {
 FINE_WITHIN: Final = ALLOWED | {"MPL-2.0"}
 # Python packages that an extra brings, which stay packages of their own, unchanged -> their licence. MPL-2.0 asks for
 # the source of its own files, which these packages are, and CNRI-Python for its notice, which they have.
-BESIDE: Final = {"certifi": "MPL-2.0", "pathspec": "MPL-2.0", "regex": "CNRI-Python", "tqdm": "MPL-2.0"}
+BESIDE: Final = {
+    "certifi": "MPL-2.0",
+    "orjson": "MPL-2.0",
+    "pathspec": "MPL-2.0",
+    "regex": "CNRI-Python",
+    "tqdm": "MPL-2.0",
+}
 # Packages whose metadata do not have an SPDX expression -> the licence in their licence file.
 IN_WORDS: Final = {
     "apache": "Apache-2.0",

@@ -50,10 +50,15 @@ def test_the_base_is_light() -> None:
 
 
 def test_each_package_is_in_the_extra_that_is_named_for_it() -> None:
-    of = {"sklearn": "scikit-learn", "ml_dtypes": "ml-dtypes"}
+    of = {
+        "sklearn": "scikit-learn",
+        "ml_dtypes": "ml-dtypes",
+        "mlflow": "mlflow-skinny",
+        "opentelemetry": "opentelemetry-sdk",
+    }
     for package, extra in extras.EXTRAS.items():
         needs = project()["optional-dependencies"][extra]
-        assert of.get(package, package) in {re.split(r"[^a-z-]", need)[0] for need in needs}, package
+        assert of.get(package, package) in {re.split(r"[^A-Za-z-]", need)[0] for need in needs}, package
     assert set(extras.EXTRAS.values()) == set(project()["optional-dependencies"])
 
 

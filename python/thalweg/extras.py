@@ -13,15 +13,20 @@ EXTRAS: Final[Mapping[str, str]] = {
     "flwr": "flower",
     "matplotlib": "report",
     "ml_dtypes": "torch",
+    "mlflow": "trackers",
     "mlxtend": "data",
     "networkx": "report",
+    "opentelemetry": "trackers",
     "peft": "lm",
     "pyarrow": "report",
     "ray": "ray",
     "sklearn": "data",
+    "tensorboardX": "trackers",
     "torch": "torch",
     "torchvision": "torch",
+    "trackio": "trackers",
     "transformers": "lm",
+    "wandb": "trackers",
 }
 
 

@@ -39,6 +39,7 @@ class Program:
             cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        self.folder = folder
         self.seen: list[str] = []
 
     def until(self, words: str) -> str:

@@ -115,6 +115,7 @@ VALUES: Final[dict[str, Any]] = {
     "record.checkpoint_every": 3,
     "record.checkpoint_to": "elsewhere",
     "record.metrics": "0",
+    "record.track": ["tensorboard:here"],
     "tree.system": "sf",
     "tree.placement": "first-fit",
     "tree.split": "ranges",

@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,27 @@ def test_records_of_one_name_do_not_replace_each_other(done: Record, tmp_path: P
     shutil.copytree(done.path, again)
     with pytest.raises(PlanError, match="two records are called"):
         export_all([done, Record(again)], "csv", tmp_path / "out")
+
+
+def test_a_trace_for_perfetto_has_each_round_and_transfer(done: Record, tmp_path: Path) -> None:
+    (path,) = export(done, "perfetto", tmp_path / "trace.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    rounds = [event["name"] for event in spans if names[event["tid"]] == "rounds"]
+    assert rounds == [f"round {entry['round']}" for entry in done.rounds()]
+    assert len(spans) - len(rounds) == sum(len(entry["transfers"]) for entry in done.rounds())
+    assert all(event["dur"] >= 0 for event in spans)
+    # A thread has one span of a round, as spans of a thread must not overlap.
+    assert all(count == len(rounds) for count in Counter(event["tid"] for event in spans).values())
+
+
+def test_a_trace_may_have_one_round_and_no_other_format_may(done: Record, tmp_path: Path) -> None:
+    (path,) = export(done, "perfetto", tmp_path / "trace.json", rounds=[1])
+    assert '"round 1"' in path.read_text()
+    assert '"round 2"' not in path.read_text()
+    with pytest.raises(PlanError, match="no round to export has times"):
+        export(done, "perfetto", tmp_path / "none.json", rounds=[99])
+    assert not (tmp_path / "none.json").exists()
+    with pytest.raises(PlanError, match="csv has all rounds"):
+        export(done, "csv", tmp_path, rounds=[1])

@@ -14,6 +14,7 @@ from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.common.resent import counted, manifest_counts, senders
 from thalweg.job.common.session import Session
+from thalweg.job.common.tracking import tracking
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
@@ -21,6 +22,7 @@ from thalweg.outcome.core import Participant
 from thalweg.plan.bound import Bound
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord
+from thalweg.record.folder import utc_now
 from thalweg.transports import registry
 from thalweg.ui.progress import round_line
 
@@ -232,10 +234,13 @@ def recorded(plan: Plan, server: TaskServer, facts: RunFacts, progress: Progress
     bound = Bound("not known for a Flower app, whose messages may be of any size")
     manifest: RunFacts = {"address": server.address, "tls": tls, "bound": bound, "flower": flower.require(), **facts}
     manifest |= {"resent": None}
+    began = utc_now()  # the server was made a moment ago
     record = RunRecord.create(plan, manifest)
+    record.note(clock_began=began)
     progress.note(f"record: {record.path}")
     try:
-        yield record
+        with tracking(plan.record.track, record, progress.note):
+            yield record
         counts = counted(server, server.absent, senders(record.rounds()))
         record.note(resent=manifest_counts(counts, 1, broker=registry.can(plan.scheme).broker))
         done = sum(1 for _ in record.rounds())

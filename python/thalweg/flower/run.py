@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thalweg import _core, flower, machine, wire
+from thalweg import _core, flower, machine, trackers, wire
 from thalweg.apps import FLOWER
 from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
@@ -113,6 +113,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     flower.require()
     app = read(folder_of(plan))
     check_transport(plan, registry.transports())
+    trackers.require(plan.record.track)
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     in_process = registry.can(plan.scheme).in_process
     shares = _shares(plan, names)
@@ -180,6 +181,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
     flower.require()
     app = read(folder_of(plan))
     check_transport(plan, registry.transports())
+    trackers.require(plan.record.track)
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with (

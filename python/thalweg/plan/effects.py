@@ -139,7 +139,7 @@ _TRAFFIC: Final = Need(
 )
 _REAL: Final = Need(
     lambda plan: plan.network is None or plan.network.clock == "real",
-    "in virtual time the port is inside the guest, where nobody reads it",
+    "in virtual time the job is inside a guest, which has no network to the outside",
 )
 
 _ONE: Final = "there is one node"
@@ -280,6 +280,7 @@ LINES: Final[Mapping[str, Line]] = {
         "nodes of a graph keep their models in the record, each its own", "a Flower app keeps its own state", _KEPT
     ),
     "record.metrics": _except(_REAL, flower="its rounds are counted by no server of rounds"),
+    "record.track": _except(_REAL),
     "tree.system": _of_trees(),
     "tree.placement": _of_trees(tree=_ONE),
     "tree.split": _of_trees(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from thalweg import extras
 from thalweg.errors import PlanError, RecordError
 from thalweg.outcome import Entry
-from thalweg.record import samples
+from thalweg.record import perfetto, samples
 from thalweg.record.columns import Row
 from thalweg.record.folder import Record
 from thalweg.record.rows import TABLES
@@ -21,7 +21,9 @@ from thalweg.record.tables import PARQUET, is_written, read_table, replace_table
 from thalweg.ui import strict_json
 
 
-def export_all(records: Sequence[Record], form: str, output: Path | None = None) -> list[Path]:
+def export_all(
+    records: Sequence[Record], form: str, output: Path | None = None, *, rounds: Collection[int] = ()
+) -> list[Path]:
     """Write records as ``export`` does.
 
     For several records ``output`` is a folder, with one file or folder for each record.
@@ -29,7 +31,7 @@ def export_all(records: Sequence[Record], form: str, output: Path | None = None)
     Raises what ``export`` raises, and PlanError for two records of the same name.
     """
     if len(records) == 1 or output is None:
-        return [path for record in records for path in export(record, form, output)]
+        return [path for record in records for path in export(record, form, output, rounds=rounds)]
     names = [record.path.resolve().name for record in records]
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
@@ -41,21 +43,24 @@ def export_all(records: Sequence[Record], form: str, output: Path | None = None)
             (output if suffix else output / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RecordError(f"cannot make {output}: {error.strerror}", "Give another place with --output") from error
-        paths += export(record, form, output / f"{name}{suffix or ''}")
+        paths += export(record, form, output / f"{name}{suffix or ''}", rounds=rounds)
     return paths
 
 
-def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
-    """Write ``record`` as ``csv``, ``json``, ``pickle`` or ``parquet`` and return the files.
+def export(record: Record, form: str, output: Path | None = None, *, rounds: Collection[int] = ()) -> list[Path]:
+    """Write ``record`` as ``csv``, ``json``, ``pickle``, ``parquet`` or ``perfetto`` and return the files.
 
     ``output`` is a folder for csv and parquet, else a file. Without it the files go into the record. A run writes its
-    Parquet tables when it ends; for a run that was killed, this function writes them. Raises PlanError for another
-    format, RecordError if it cannot be written, and PackageError if it needs pyarrow, which is not installed.
+    Parquet tables when it ends; for a run that was killed, this function writes them. ``rounds`` are those that a trace
+    for Perfetto shows, by default all. Raises PlanError for another format, or for ``rounds`` with one that has all
+    rounds, RecordError if it cannot be written, and PackageError if it needs pyarrow, which is not installed.
     """
     if form not in FORMATS:
         raise PlanError(f"unknown format {form!r}", f"Give one of {', '.join(FORMATS)}")
+    if rounds and form != PERFETTO:
+        raise PlanError(f"{form} has all rounds", f"Leave --round out, or give --format {PERFETTO}")
     try:
-        return FORMATS[form](record, output)
+        return _perfetto(record, output, rounds) if rounds else FORMATS[form](record, output)
     except OSError as error:
         raise RecordError(f"cannot export {record.path}: {error}", "Give another place with --output") from error
 
@@ -108,6 +113,12 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     return [path]
 
 
+def _perfetto(record: Record, output: Path | None, rounds: Collection[int] = ()) -> list[Path]:
+    path = output or record.path / "trace.json"
+    perfetto.write(record, path, rounds)
+    return [path]
+
+
 def _or(value: float | None, other: float | None) -> float | None:
     return other if value is None else value
 
@@ -157,10 +168,12 @@ def _retransmissions(entry: Entry) -> int | None:
 
 
 # Formats that consist of one file, with the suffix of that file.
-FILES: Final[Mapping[str, str]] = {"json": ".json", "pickle": ".pkl"}
+PERFETTO: Final = "perfetto"
+FILES: Final[Mapping[str, str]] = {"json": ".json", "pickle": ".pkl", PERFETTO: ".json"}
 FORMATS: Final[Mapping[str, Callable[[Record, Path | None], list[Path]]]] = {
     "csv": _csv,
     "json": _json,
     "pickle": _pickle,
     "parquet": _parquet,
+    PERFETTO: _perfetto,
 }

@@ -129,12 +129,12 @@ class RunRecord(Record):
         self._writer: CheckpointWriter | None = None
         self._journal = Journal(path / JOURNAL, keep)
         try:
-            self._log = Log(path / LOG, _now)
+            self._log = Log(path / LOG, utc_now)
         except RecordError:
             self._journal.close()
             raise
         self._written: dict[str, list[Row]] = {}
-        self._count: Callable[[Entry], None] | None = None
+        self._watchers: list[Callable[[Entry], object]] = []
 
     @classmethod
     def create(cls, plan: Plan, facts: RunFacts) -> RunRecord:
@@ -203,15 +203,15 @@ class RunRecord(Record):
             raise RecordError(cause, "Correct its permissions, or make room") from error
         self.plan = plan
 
-    def watch(self, count: Callable[[Entry], None]) -> None:
-        """Call ``count`` for each round that is appended from now on."""
-        self._count = count
+    def watch(self, count: Callable[[Entry], object]) -> None:
+        """Call ``count`` too for each round that is appended from now on."""
+        self._watchers.append(count)
 
     def append(self, entry: Entry) -> None:
         """Append a round to the journal. Raises RecordError."""
         self._journal.append(entry)
-        if self._count is not None:
-            self._count(entry)
+        for count in self._watchers:
+            count(entry)
 
     def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> list[str]:
         """Make the global model of round ``number`` the checkpoint. Raises RecordError; the old checkpoint then stays.
@@ -287,7 +287,7 @@ class RunRecord(Record):
         """
         try:
             self.end_checkpoints()
-            ended = {"status": status, "ended": _now()}
+            ended = {"status": status, "ended": utc_now()}
             if is_hurried():
                 self.note(**ended)
             if not is_hurried() or self._journal.size <= HURRIED_BYTES:
@@ -375,7 +375,7 @@ def _manifest(plan: Plan) -> ManifestHead:
     layers = plan.layers.emulation()
     return ManifestHead(
         status="running",
-        started=_now(),
+        started=utc_now(),
         ended=None,
         thalweg=machine.build(),
         machine=machine.facts(),
@@ -396,5 +396,6 @@ def _write_json(path: Path, value: object) -> None:
     part.replace(path)
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """Return the wall clock as manifests and logs write it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -37,6 +37,38 @@ def read(path: Path) -> Iterator[Row]:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
 
 
+class Follower:
+    """Reads a journal that another process writes: iterating yields the entries since the last time.
+
+    A line that is still being written comes the next time. Use it as a context manager.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the journal at ``path``. Raises RecordError, OSError."""
+        self._path, self._file, self._number = path, reading.opened(path), 0
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        """Return the next whole entry. Raises StopIteration if there is none yet, and RecordError if it is damaged."""
+        at = self._file.tell()
+        line = self._file.readline(reading.LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            if len(line) == reading.LONGEST_LINE:
+                raise _damaged(self._path, self._number + 1)
+            self._file.seek(at)
+            raise StopIteration
+        self._number += 1
+        return _entry(self._path, self._number, line)
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
 def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[Row, int]]:
     """Yield the entries of whole lines, each with the offset of the byte after its line."""
     end = 0

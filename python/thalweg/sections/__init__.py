@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from thalweg.sections.marks import Core, Option, Source, Words
+from thalweg.sections.tracking import Trackers
 from thalweg.ui.units import (
     LARGEST,
     RATE_FORM,
@@ -518,4 +519,8 @@ class RecordSection(Section):
     )
     metrics: Annotated[Listening | None, Option(of=(*BOTH, "node"), metavar="PORT")] = Field(
         None, description="port on 127.0.0.1, or HOST:PORT, at which Prometheus reads numbers of the job while it runs"
+    )
+    track: Annotated[Trackers, Option(of=(*BOTH, *FLOWER), metavar="TRACKER")] = Field(
+        [],
+        description="trackers that get each round's figures: tensorboard:DIR, wandb, mlflow, trackio; otlp gets traces",
     )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thalweg import machine
+from thalweg import machine, trackers
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common import core_shares
 from thalweg.job.common.failure import recording
 from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.tracking import tracking
 from thalweg.job.graph.iterations import turns_of
 from thalweg.job.graph.node import standing
 from thalweg.job.graph.peer import Peer
@@ -60,6 +61,7 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
     are, LinkError if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
     """
     check_transport(plan, registry.transports())
+    trackers.require(plan.record.track)
     schedule, name = schedule_of(plan), identity.name
     hosts = _hosts(plan, name)
     listen = identity.listen or f"{plan.scheme}://{hosts[name]}"
@@ -91,16 +93,17 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
             here.meet(addresses, turns, progress.note, done=done, timeout=identity.timeout)
             threads = core_shares.threads_of(share, plan.training.threads, progress.note)
-            for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
-                row = entry(iteration.number, {name: iteration.line(0.0).table()}, 1)
-                kept = here.keep(record.path, due, iteration.number)
-                record.append(row)
-                if kept is not None:
-                    record.mark(kept)
-                line = iteration_line(row, plan.job.rounds)
-                record.log(line)
-                progress.note(line)
-                here.report_events(progress.note)
+            with tracking(plan.record.track, record, progress.note):
+                for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
+                    row = entry(iteration.number, {name: iteration.line(0.0).table()}, 1)
+                    kept = here.keep(record.path, due, iteration.number)
+                    record.append(row)
+                    if kept is not None:
+                        record.mark(kept)
+                    line = iteration_line(row, plan.job.rounds)
+                    record.log(line)
+                    progress.note(line)
+                    here.report_events(progress.note)
             used = machine.usage()
             record.parties([party_row(name, used)])
             record.finish("complete")

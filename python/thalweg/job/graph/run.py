@@ -15,6 +15,7 @@ from queue import Empty, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from thalweg import trackers
 from thalweg.errors import RecordError, RoundError
 from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
@@ -22,6 +23,7 @@ from thalweg.job.common.messages import Failure, Line
 from thalweg.job.common.metrics import Counted, exposing
 from thalweg.job.common.parties import modules_of
 from thalweg.job.common.session import Session, session
+from thalweg.job.common.tracking import tracking
 from thalweg.job.graph.entries import Collector
 from thalweg.job.graph.iterations import turns_of
 from thalweg.job.graph.lines import Done, Ended, Finished, Listening, Met, NodeLine, decode
@@ -35,6 +37,7 @@ from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord
+from thalweg.record.folder import utc_now
 from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
@@ -159,6 +162,7 @@ class Course:
         """
         self._network.begin(self._record)
         clock = monotonic()
+        self._record.note(clock_began=utc_now())
         for name in self._plan.members:
             self.fleet.send(name, {"begin": clock})
         recorded = 0
@@ -266,6 +270,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
     iteration finishes; RecordError. All nodes have ended when it returns or raises.
     """
     check_transport(plan, registry.transports())
+    trackers.require(plan.record.track)
     schedule = schedule_of(plan)
     trusts = links.mutual_trust(plan.security, plan.url, plan.members)
     progress.note(graph_line(plan, schedule))
@@ -276,12 +281,13 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
         course = Course(plan, schedule, network, record, progress, done=done)
         with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
             record.watch(lambda entry: count(Counted.of_entry(entry)))
-            try:
-                course.meet(Orders(plan, schedule, trusts, network, record, done))
-                record.note(**course.facts)
-                course.go()
-            finally:
-                _end(course, network, record, progress)
+            with tracking(plan.record.track, record, progress.note):
+                try:
+                    course.meet(Orders(plan, schedule, trusts, network, record, done))
+                    record.note(**course.facts)
+                    course.go()
+                finally:
+                    _end(course, network, record, progress)
             record.note(gone=course.lost)
             record.finish("complete")
     return GraphResult.of(plan, record, course.fleet.reports(), course.lost, network)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg import _core, algorithms, apps, machine, wire
+from thalweg import _core, algorithms, apps, machine, trackers, wire
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.common import server_reports
@@ -24,6 +24,7 @@ from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluator
 from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, senders, totals
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.common.session import SERVER
+from thalweg.job.common.tracking import tracking
 from thalweg.job.star.attendance import Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -36,6 +37,7 @@ from thalweg.plan.on_trees import has_nodes
 from thalweg.plan.options import server_options
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord, entry
+from thalweg.record.folder import utc_now
 from thalweg.transports import registry
 from thalweg.transports.links import Trust
 from thalweg.trees import live
@@ -295,6 +297,7 @@ def hosting(
     RecordError if the record cannot be opened or resumed.
     """
     check_transport(plan, registry.transports())
+    trackers.require(plan.record.track)
     with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
     progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
@@ -310,6 +313,7 @@ def hosting(
         return _core.Server(party.arena, url, wire.encode(options))
 
     server = listen() if session is None else session.listen(listen)
+    began = utc_now()  # the core's clock began when the server was made, a moment ago
     try:
         facts: RunFacts = {"address": server.address, "tls": trust.tls is not None, "bound": bound}
         # Filled when the last round is over. It stays null if the run ends earlier.
@@ -318,12 +322,16 @@ def hosting(
         facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
         facts |= {} if session is None else session.facts()
         record, first = _open(plan, party, resume, facts)
+        record.note(clock_began=began)
         _compare(record, facts, progress)
         host = Host(plan, server, party, record, progress, bound, first, session)
         try:
-            with exposing(
-                plan.record.metrics, progress.note, clients=host.connected, nodes=host.worker_counters
-            ) as count:
+            with (
+                exposing(
+                    plan.record.metrics, progress.note, clients=host.connected, nodes=host.worker_counters
+                ) as count,
+                tracking(plan.record.track, record, progress.note),
+            ):
                 record.watch(lambda entry: count(Counted.of_entry(entry)))
                 yield host
         except BaseException as error:
