@@ -1,4 +1,4 @@
-"""Measures nodes of a graph: exchanges of LeNet beside plain TCP, memory by degree, and many nodes in one process."""
+"""Measures nodes of a graph: exchanges beside plain TCP and gloo, memory by degree, and many nodes in one process."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ def all_seconds(results: list[dict[str, Any]]) -> list[float]:
     return [seconds for one in results for seconds in one["seconds"]]
 
 
-def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
-    """Exchange LeNet with three neighbours, alternately with plain TCP and NumPy."""
-    note(f"{NODES} processes exchange {LENET} bytes with 3 neighbours, beside plain TCP")
+def beside_others(turns: int = 3, rounds: int = 30) -> list[Figure]:
+    """Exchange LeNet with three neighbours, by turns with plain TCP and NumPy, and with torch.distributed over gloo."""
+    note(f"{NODES} processes exchange {LENET} bytes with 3 neighbours, beside plain TCP and gloo")
     kinds = {
         "raw": ("raw", "-", "{}"),
+        "gloo": ("gloo", "-", "{}"),
         "tcp": ("thalweg", "tcp://127.0.0.1:0", "{}"),
         "udp": ("thalweg", "udp://127.0.0.1:0", '{"wait": "deadline", "deadline": 1.0}'),
     }
@@ -61,19 +62,24 @@ def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
             last[kind] = exchange(how, url, (3, LENET, rounds), config)
             seconds[kind] += all_seconds(last[kind])
     spread = {kind: Spread.of(values) for kind, values in seconds.items()}
+    gloo = spread["gloo"].median
     figures = []
-    for kind, most, times in (("tcp", 0.012, 2.5), ("udp", 0.020, None)):
-        median, ratio = spread[kind].median, spread[kind].median / spread["raw"].median
+    for kind, most in (("tcp", 1.0), ("udp", 1.2)):
+        ratio = spread[kind].median / gloo
         used = min(one["used"] for one in last[kind])
         sent = max(one["sent"] for one in last[kind])
-        value = f"{spread[kind].text(1e3)} ms, plain TCP {spread['raw'].text(1e3)} ms, ratio {ratio:.2f}"
+        value = f"{spread[kind].text(1e3)} ms, gloo {spread['gloo'].text(1e3)} ms, ratio {ratio:.2f}"
+        value += f"; plain TCP {spread['raw'].text(1e3)} ms"
         value += f"; {used:.3f} of the chunks used, {sent:.3f} bytes sent for one of a model"
-        limit = f"{most * 1e3:.0f} ms" + (f" and {times} times plain TCP" if times else "")
-        reached = median <= most and (times is None or ratio <= times)
-        details = {"seconds": vars(spread[kind]), "raw_seconds": vars(spread["raw"]), "used": used, "sent": sent}
-        figures.append(
-            Figure(f"LeNet, {NODES} processes, 3-regular, {kind}, one exchange", value, limit, reached, details)
-        )
+        details = {
+            "seconds": vars(spread[kind]),
+            "gloo_seconds": vars(spread["gloo"]),
+            "raw_seconds": vars(spread["raw"]),
+            "used": used,
+            "sent": sent,
+        }
+        label = f"LeNet, {NODES} processes, 3-regular, {kind}, one exchange"
+        figures.append(Figure(label, value, f"{most} times gloo", ratio <= most, details))
     return figures
 
 
@@ -161,4 +167,4 @@ def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int =
 
 def graph() -> list[Figure]:
     """Measure all figures of nodes on a graph."""
-    return [*beside_tcp(), *memory(), in_one_process(), one_slow()]
+    return [*beside_others(), *memory(), in_one_process(), one_slow()]

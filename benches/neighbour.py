@@ -1,6 +1,6 @@
-"""One node of a measurement: a thalweg node, or a minimal TCP program that does the same work.
+"""One node of a measurement: a thalweg node, or a program that does the same by plain TCP or by gloo.
 
-python -m benches.neighbour thalweg|raw URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
+python -m benches.neighbour thalweg|raw|gloo URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
 
 It prints its address and reads all addresses as a JSON list. It exchanges a model of BYTES with its neighbours ROUNDS
 times. At the end it prints a JSON object with the seconds of each exchange and the memory of its process: the peak and
@@ -128,12 +128,42 @@ def raw(place: int, others: list[int], size: int, rounds: int) -> dict[str, obje
     return {"seconds": timed(rounds, exchange), "used": 1.0, "sent": 1.0, "more_bytes": 0}
 
 
+def gloo(place: int, others: list[int], work: tuple[int, int, int]) -> dict[str, object]:
+    """Exchange by ``torch.distributed``'s isend and irecv over gloo, and average in PyTorch."""
+    import torch
+    from torch import distributed
+
+    nodes, size, rounds = work
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        say(chosen.getsockname()[1])
+        port = json.loads(sys.stdin.readline())[0]
+    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=place, world_size=nodes)
+    torch.set_num_threads(1)
+    own, weight = torch.zeros(size // 4), 1 / (len(others) + 1)
+    came = [torch.empty_like(own) for _ in others]
+
+    def exchange(number: int) -> int:
+        under_way = [distributed.irecv(into, peer) for into, peer in zip(came, others, strict=True)]
+        under_way += [distributed.isend(own, peer) for peer in others]
+        for transfer in filter(None, under_way):
+            transfer.wait()
+        own.mul_(weight)
+        for into in came:
+            own.add_(into, alpha=weight)
+        return number + 1
+
+    return {"seconds": timed(rounds, exchange), "used": 1.0, "sent": 1.0, "more_bytes": 0}
+
+
 def main() -> None:
     kind, url = sys.argv[1:3]
     place, nodes, degree, size, rounds = map(int, sys.argv[3:8])
     others = neighbours(place, nodes, degree)
     if kind == "raw":
         say(raw(place, others, size, rounds))
+    elif kind == "gloo":
+        say(gloo(place, others, (nodes, size, rounds)))
     else:
         say(thalweg(url, sys.argv[8], place, others, (size, rounds)))
 
