@@ -28,6 +28,7 @@ from thalweg.models import MODELS
 from thalweg.network import profiles
 from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
+from thalweg.plan.effects import JOBS
 from thalweg.record.rows import TABLES
 from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
 from thalweg.sections.marks import Source, Words
@@ -69,6 +70,28 @@ def algorithms() -> str:
         ("algorithm.name", "what it does", "source"),
         [(f"`{one.name}`", one.meaning, one.source) for one in ALGORITHMS.values()],
     )
+
+
+def algorithm_shapes() -> str:
+    """Return which shapes of jobs can have which algorithm, and why others cannot."""
+    reasons = list(dict.fromkeys(why for one in ALGORITHMS.values() for why in one.refused.values()))
+    marks = {why: f"no ({number})" for number, why in enumerate(reasons, 1)}
+    rows = [
+        (f"`{one.name}`", *(marks[one.refused[job]] if job in one.refused else "yes" for job in JOBS))
+        for one in ALGORITHMS.values()
+    ]
+    own = [
+        f"`{one.name}` cannot train an app of one's own: {one.own_apps}." for one in ALGORITHMS.values() if one.own_apps
+    ]
+    notes = [f"({number}) {why}." for number, why in enumerate(reasons, 1)]
+    heads = {
+        "star": "server",
+        "tree": "tree of one node",
+        "nodes": "tree of nodes",
+        "graph": "graph",
+        "flower": "Flower app",
+    }
+    return "\n".join((table(("", *(heads[job] for job in JOBS)), rows), "", *(f"- {note}" for note in (*notes, *own))))
 
 
 def bench() -> str:
@@ -344,6 +367,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "api": api,
     "plan": plan,
     "algorithms": algorithms,
+    "algorithm_shapes": algorithm_shapes,
     "bench": bench,
     "commands": commands,
     "record": record,

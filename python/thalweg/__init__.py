@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thalweg.api import App, Client, Round, Server, fedavg
+    from thalweg.api import App, Client, Round, Server, fedavg, rounds
     from thalweg.errors import (
         AppError,
         BrokerError,
@@ -60,6 +60,7 @@ __all__ = [
     "dpsgd",
     "fedavg",
     "layout_of",
+    "rounds",
     "run",
     "step_size",
 ]
@@ -97,6 +98,7 @@ _HOMES = {
     "dpsgd": "nodes",
     "fedavg": "api",
     "layout_of": "tensors.arena",
+    "rounds": "api",
     "run": "local_run",
     "step_size": "nodes",
 }

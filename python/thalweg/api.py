@@ -16,18 +16,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from thalweg import _core, algorithms, apps, wire
+from thalweg.algorithms.server_step import ServerStep
+from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
 from thalweg.job.common import server_reports
-from thalweg.job.common.parties import CLIENTS, SERVER, evaluators
+from thalweg.job.common.parties import CLIENTS, SERVER, algorithm_table, evaluators
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.star.record import Recording
@@ -142,6 +145,8 @@ class Server:
         options = server_options(plan, links.server_trust(plan.security, listen))
         self._core = _core.Server(self.arena.core, listen, wire.encode(options))
         self._intake, self._attendance = Intake(), Attendance()
+        self._step: ServerStep | None = None
+        self._algorithm: Table | None = None
         self._test: Any = None
         self._recording: Recording | None = None
         if record is not None or resume is not None:
@@ -204,14 +209,49 @@ class Server:
     def round_config(self, config: Mapping[str, object] | None = None) -> str:
         """Return the config of the next round as JSON: thalweg's own keys, and those of ``config``.
 
-        The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` if clients evaluate. Raises
-        PlanError if ``config`` has one of these keys, or a value that JSON cannot hold. Scalars of NumPy and PyTorch
-        become numbers.
+        The own keys are ``round``, ``clients``, ``names``, ``seed``, ``evaluate`` if clients evaluate, and
+        ``algorithm`` if clients do a part of it. Raises PlanError if ``config`` has one of these keys, or a value that
+        JSON cannot hold. Scalars of NumPy and PyTorch become numbers.
         """
         names = sorted(server_reports.clients(self._core))
         own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
         own |= {"evaluate": True} if CLIENTS in self._evaluators else {}
+        own |= {} if self._algorithm is None else {"algorithm": self._algorithm}
         return config_of(own, config)
+
+    def learn_by(
+        self, algorithm: str | Mapping[str, float | bool | str] = "fedavg", *, optimizer: MakeOptimizer | None = None
+    ) -> None:
+        """Choose how the next rounds change the model; ``thalweg.rounds`` calls this.
+
+        ``algorithm`` and ``optimizer`` are as for ``rounds``. If the record was resumed, its optimizer's state goes on.
+        Raises PlanError for what cannot be, RoundError for a state of another optimizer.
+        """
+        from thalweg.plan import Plan
+
+        table = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
+        if optimizer is not None and table != {"name": "fedavg"}:
+            raise PlanError("algorithm and optimizer both say how the server changes the model", "Give one of them")
+        plan = Plan.of({"algorithm": table, "app": name_of(self.app)}, "the algorithm")
+        chosen, settings = algorithms.find(plan.algorithm.name), plan.algorithm_settings
+        core, names = self.arena.core, self._bound.trained
+        if optimizer is None:
+            self._step = chosen.server_step(core, names, settings)
+        else:
+            make = optimizer
+            self._step = ServerStep(core, names, lambda values: TorchRule(values, make))
+        self._algorithm = algorithm_table(chosen.name, settings)
+        state = None if self._recording is None else self._recording.record.state
+        if self._recording is not None:
+            made_by = None if self._step is None else self._step.name
+            self._recording.record.note(algorithm={"name": chosen.name, **settings, "optimizer": made_by})
+        if self._step is not None:
+            self._step.load(state)
+        elif state is not None:
+            raise PlanError(
+                "the record has the state of an optimizer, and no optimizer is given",
+                "Give the algorithm or the optimizer that the record was made with",
+            )
 
     def advance(self, config: Mapping[str, object] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and record both.
@@ -221,8 +261,12 @@ class Server:
         ``client_loss``. Raises what ``round`` and ``evaluate`` raise, and RecordError.
         """
         self._bound.collect("the last round")
-        number = self.number + 1
-        outcome, notes = self._intake.outcome(self._core.round(number, self.round_config(config), None))
+        number, text = self.number + 1, self.round_config(config)
+        if self._step is not None:
+            self._step.before()
+        outcome, notes = self._intake.outcome(self._core.round(number, text, None))
+        if self._step is not None:
+            self._step.after(outcome.participants)
         self.number = number
         self._log_notes([*self._core.notes(), *notes])
         self._attendance.add(outcome.participants)
@@ -231,7 +275,8 @@ class Server:
         data = self._test_data() if data is None else data
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
-            self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
+            state = None if self._step is None else self._step.state()
+            self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None, state)
         return Round(outcome.round, metrics | of_clients(outcome), wire.values_of(outcome))
 
     def _log_notes(self, notes: Sequence[str]) -> None:
@@ -349,10 +394,35 @@ def fedavg(
     config that cannot be sent (``Server.round_config``), and CoreError of kind ``round`` if too few updates arrive.
     """
     server.round_config(config)
-    return _fedavg(server, rounds, data, config)
+    return _rounds(server, rounds, data, config)
 
 
-def _fedavg(server: Server, rounds: int, data: Any, config: Mapping[str, object] | None) -> Iterator[Round]:
+def rounds(
+    server: Server,
+    rounds: int,
+    *,
+    algorithm: str | Mapping[str, float | bool | str] = "fedavg",
+    optimizer: MakeOptimizer | None = None,
+    data: Any = None,
+    config: Mapping[str, object] | None = None,
+) -> Iterator[Round]:
+    """Run ``rounds`` rounds on ``server`` with an algorithm or an optimizer of the server's; yield each as it ends.
+
+    ``algorithm`` is a name, or a table with ``name`` and settings as a plan's ``[algorithm]`` (docs/reference/plan.md).
+    ``optimizer`` makes any ``torch.optim.Optimizer`` of the list of the model's trained tensors; its gradient is the
+    model before the round minus the mean of the clients' models: ``optimizer=lambda tensors: torch.optim.SGD(tensors,
+    lr=0.7, momentum=0.9, nesterov=True)``. Tensors that no client trains become their mean. The state of either is in
+    the checkpoint, and a resumed record goes on with it.
+
+    Waits, evaluates and raises as ``fedavg`` does; also PlanError at once for an algorithm that this job cannot have,
+    and RoundError if a step gives values that are not finite.
+    """
+    server.learn_by(algorithm, optimizer=optimizer)
+    server.round_config(config)
+    return _rounds(server, rounds, data, config)
+
+
+def _rounds(server: Server, rounds: int, data: Any, config: Mapping[str, object] | None) -> Iterator[Round]:
     server.wait()
     server.expect(rounds)
     numbers = range(server.number + 1, server.number + rounds + 1)

@@ -69,6 +69,15 @@ VALUES: Final[dict[str, Any]] = {
     "training.compute_load": "cpu",
     "algorithm.name": "choco",
     "algorithm.gamma": 0.5,
+    "algorithm.server_learning_rate": 0.5,
+    "algorithm.server_momentum": 0.5,
+    "algorithm.nesterov": True,
+    "algorithm.beta1": 0.5,
+    "algorithm.beta2": 0.5,
+    "algorithm.tau": 0.5,
+    "algorithm.mu": 0.5,
+    "algorithm.q": 0.5,
+    "algorithm.lipschitz": 5.0,
     "transport.url": "udp",
     "transport.congestion": "reno",
     "transport.client_congestion": ["reno"],
@@ -153,10 +162,24 @@ VALUES: Final[dict[str, Any]] = {
     "nodes.groups": ["west"],
 }
 # Other keys that a key needs to be accepted, in all jobs or in one.
+# For each setting of an algorithm, one that has it; and the shapes of jobs with a server.
+OF: Final = {
+    "server_learning_rate": "fedadam",
+    "server_momentum": "fednova",
+    "nesterov": "fedavgm",
+    "beta1": "fedadam",
+    "beta2": "fedyogi",
+    "tau": "fedadagrad",
+    "mu": "fedprox",
+    "q": "qfedavg",
+    "lipschitz": "qfedavg",
+}
+SERVED: Final = ("star", "tree", "nodes")
 BESIDE: Final[dict[str, dict[str, Any]]] = {
     "job.deadline, graph": {"job.wait": "deadline"},
     "stress.parties, graph": {"stress.cpu": 50, "stress.parties": ["node-1"]},
     "algorithm.gamma, graph": {"algorithm.name": "choco"},
+    **{f"algorithm.{key}, {job}": {"algorithm.name": name} for key, name in OF.items() for job in SERVED},
     "transport.options": {"transport.url": "ltp"},
     "training.compute": {"model.name": "payload:1MiB"},
     "training.compute_load": {"model.name": "payload:1MiB", "training.compute": 1.0},
@@ -201,6 +224,10 @@ def made(job: str, said: dict[str, Any]) -> Plan:
 
 def beside(path: str, job: str) -> dict[str, Any]:
     return BESIDE.get(f"{path}, {job}", BESIDE.get(path, {}))
+
+
+def value_of(path: str, job: str) -> Any:
+    return "fedadam" if path == "algorithm.name" and job != "graph" else VALUES[path]
 
 
 def told(plan: Plan, job: str) -> str:
@@ -257,7 +284,7 @@ def test_lines_name_shapes_that_there_are() -> None:
 @pytest.mark.parametrize(("path", "job"), sorted(cases(with_effect=False)))
 def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
     with pytest.raises(PlanError) as caught:
-        made(job, {**beside(path, job), path: VALUES[path]})
+        made(job, {**beside(path, job), path: value_of(path, job)})
     section = path.partition(".")[0]
     # Some keys are refused because their whole section is, or because there is an app.
     wanted = (
@@ -271,11 +298,10 @@ def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
 
 @pytest.mark.parametrize(("path", "job"), sorted(cases(with_effect=True)))
 def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
-    if path == "algorithm.name" and job != "graph":
-        pytest.skip("there is one algorithm for jobs with a server")
     other = beside(path, job)
+    value = value_of(path, job)
     plan, without = (
-        made(job, {path: VALUES[path], **other}),
+        made(job, {path: value, **other}),
         made(job, {key: other[key] for key in other if key != path}),
     )
     in_core = any(
@@ -306,6 +332,7 @@ def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
             "record.checkpoint_every is 0",
         ),
         ({"network.clock": "virtual", "record.metrics": "0"}, "record.metrics", "in virtual time"),
+        ({"algorithm.name": "fedavgm", "algorithm.q": 1.0}, "algorithm.q", "it is for 'qfedavg', the value"),
         ({"aggregation.shape": "tree", "tree.scaling": "hierarchy"}, "tree.scaling", "it is for leaves"),
         ({"aggregation.shape": "tree", "tree.inputs": 4}, "tree.inputs", "it is for leaves"),
         (

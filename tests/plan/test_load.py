@@ -47,7 +47,8 @@ def test_a_plan_names_its_algorithm() -> None:
     assert '[algorithm]\nname = "fedavg"' in plan.to_toml()
     with pytest.raises(PlanError, match="unknown algorithm 'fedavgg'") as caught:
         Plan.loads("[algorithm]\nname = 'fedavgg'")
-    assert caught.value.hint == "Did you mean 'fedavg'? Known: fedavg, dpsgd, choco"
+    assert caught.value.hint.startswith("Did you mean 'fedavg'? Known: fedavg, fedavgm, fedadam, ")
+    assert caught.value.hint.endswith(", dpsgd, choco")
 
 
 def test_another_algorithm_is_another_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

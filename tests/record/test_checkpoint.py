@@ -12,8 +12,10 @@ import pytest
 import safetensors.numpy
 
 from tests.record.conftest import TENSORS
+from thalweg import _core
 from thalweg.errors import RecordError
-from thalweg.record import checkpoint
+from thalweg.record import checkpoint, stores
+from thalweg.tensors.arena import Arena
 
 
 def test_others_can_read_it(tmp_path: Path, arena: bytearray) -> None:
@@ -66,8 +68,10 @@ def test_one_that_is_cut_short_is_refused(tmp_path: Path, arena: bytearray) -> N
 FILL = """
 import sys
 from pathlib import Path
+from thalweg import _core
 from thalweg.errors import RecordError
-from thalweg.record import checkpoint
+from thalweg.record import checkpoint, stores
+from thalweg.tensors.arena import Arena
 
 path = Path(sys.argv[1], "checkpoint.safetensors")
 small = [("w", "F32", [1000], 0)]
@@ -113,3 +117,41 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
 def test_a_file_that_may_not_grow_leaves_the_last_good_one(tmp_path: Path) -> None:
     said = fill("prlimit", "--fsize=1000000", folder=tmp_path)
     assert "File too large; the one of round 1 is there and whole" in said
+
+
+def state_of(seed: int) -> Arena:
+    core = _core.Arena(_core.Layout([("SGD/0/buffer", "F64", [3, 2]), ("SGD/1/step", "F32", [])]))
+    state = Arena(core)
+    for array in state.values():
+        array[...] = np.random.default_rng(seed).normal(size=array.shape)
+    return state
+
+
+def test_a_servers_state_comes_back_beside_the_model(tmp_path: Path, arena: bytearray) -> None:
+    path, folder = tmp_path / "c.safetensors", stores.Folder(tmp_path / "store")
+    state = state_of(1)
+    checkpoint.write(path, TENSORS, arena, 7, state=state)
+    stores.save(folder, TENSORS, arena, 8, state)
+    again = bytearray(len(arena))
+    assert checkpoint.read(path, TENSORS, again) == 7
+    assert again[:80] == arena[:80]
+    for kept in (checkpoint.read_state(path), stores.restore_state(folder, 8)):
+        assert kept is not None
+        assert kept.core.layout.tensors == state.core.layout.tensors
+        for name, array in state.items():
+            np.testing.assert_array_equal(kept[name], array)
+    checkpoint.write(path, TENSORS, arena, 7)
+    assert checkpoint.read_state(path) is None
+    tensors = safetensors.numpy.load_file(tmp_path / "store" / "round-00000008.safetensors")
+    assert "thalweg_server/SGD/0/buffer" in tensors
+
+
+@pytest.mark.parametrize("cut", [1, 52, 60])
+def test_a_state_that_is_cut_short_is_refused(tmp_path: Path, arena: bytearray, cut: int) -> None:
+    path = tmp_path / "c.safetensors"
+    checkpoint.write(path, TENSORS, arena, 7, state=state_of(1))
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(RecordError):
+        checkpoint.read_state(path)
+    with pytest.raises(RecordError):
+        checkpoint.read(path, TENSORS, bytearray(len(arena)))

@@ -5,15 +5,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, Protocol, TypeVar
 
-from thalweg.algorithms import choco, dpsgd, fedavg
+from thalweg import _core
+from thalweg.algorithms import (
+    choco,
+    dpsgd,
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fednova,
+    fedprox,
+    fedyogi,
+    qfedavg,
+)
+from thalweg.algorithms.client_step import MakeClient
+from thalweg.algorithms.server_step import Rule, Scale, ServerStep, Values
+from thalweg.algorithms.settings import Settings
 from thalweg.errors import PlanError
 
-__all__ = ["ALGORITHMS", "FOR_GRAPHS", "ON_GRAPHS", "Algorithm", "find"]
+__all__ = ["ALGORITHMS", "FOR_GRAPHS", "ON_GRAPHS", "SETTINGS", "Algorithm", "find"]
 
 T = TypeVar("T")
 
@@ -24,14 +39,55 @@ class Drive(Protocol):
     def __call__(self, step: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]: ...
 
 
-@dataclass(frozen=True)
+# Why an algorithm cannot run in some shapes of job (``thalweg.plan.effects.JOBS``).
+STRATEGY: Final = "its strategy says how the server learns"
+NO_SERVER: Final = "there is no server that could keep a model between rounds"
+NO_GRAPH: Final = "clients do not know each other"
+SERVED: Final[Mapping[str, str]] = {"graph": NO_SERVER, "flower": STRATEGY}
+AMONG_NODES: Final[Mapping[str, str]] = {**dict.fromkeys(("star", "tree", "nodes"), NO_GRAPH), "flower": STRATEGY}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """How a job is driven. ``meaning`` describes it, ``source`` names its paper."""
+    """How a job is driven. ``meaning`` describes it, ``source`` names its paper.
+
+    ``refused`` has the shapes of jobs that cannot have it, each with the reason. ``settings`` are its keys of
+    ``[algorithm]`` with their defaults. ``rule`` and ``scale`` are the server's part after a round, ``client`` is the
+    client's part. ``own_apps`` is why an app of the user's own cannot have it; empty if it can.
+    """
 
     name: str
     meaning: str
     source: str
     rounds: Drive
+    refused: Mapping[str, str]
+    settings: Settings = field(default_factory=dict)
+    rule: Callable[[Sequence[Values], Settings], Rule] | None = None
+    scale: Callable[[Settings], Scale] | None = None
+    client: MakeClient | None = None
+    own_apps: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it changes what clients or the server compute, so that it needs a model that is trained."""
+        return bool(self.settings)
+
+    def chosen(self, given: Mapping[str, float | bool | None]) -> dict[str, float | bool | None]:
+        """Return the settings: those that are ``given``, and the defaults of the others."""
+        return {key: default if given.get(key) is None else given[key] for key, default in self.settings.items()}
+
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients have to know of it."""
+        return self.client is not None or (self.trains and self.rule is None)
+
+    def server_step(self, arena: _core.Arena, names: Iterable[str], settings: Settings) -> ServerStep | None:
+        """Return what the server does after each round with the tensors ``names``; None if it takes the mean."""
+        rule = self.rule
+        if rule is None:
+            return None
+        scale = None if self.scale is None else self.scale(settings)
+        return ServerStep(arena, names, lambda values: rule(values, settings), scale)
 
 
 # The default algorithm of jobs on a graph, and all algorithms that such a job can have.
@@ -40,11 +96,99 @@ FOR_GRAPHS: Final = (ON_GRAPHS, choco.NAME)
 ALGORITHMS: Final = {
     one.name: one
     for one in (
-        Algorithm("fedavg", fedavg.MEANING, fedavg.SOURCE, fedavg.rounds),
-        Algorithm(ON_GRAPHS, dpsgd.MEANING, dpsgd.SOURCE, dpsgd.rounds),
-        Algorithm(choco.NAME, choco.MEANING, choco.SOURCE, choco.rounds),
+        Algorithm(
+            name="fedavg",
+            meaning=fedavg.MEANING,
+            source=fedavg.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+        ),
+        Algorithm(
+            name=fedavgm.NAME,
+            meaning=fedavgm.MEANING,
+            source=fedavgm.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fedavgm.SETTINGS,
+            rule=fedavgm.rule,
+        ),
+        Algorithm(
+            name=fedadam.NAME,
+            meaning=fedadam.MEANING,
+            source=fedadam.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fedadam.SETTINGS,
+            rule=fedadam.rule,
+        ),
+        Algorithm(
+            name=fedadagrad.NAME,
+            meaning=fedadagrad.MEANING,
+            source=fedadagrad.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fedadagrad.SETTINGS,
+            rule=fedadagrad.rule,
+        ),
+        Algorithm(
+            name=fedyogi.NAME,
+            meaning=fedyogi.MEANING,
+            source=fedyogi.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fedyogi.SETTINGS,
+            rule=fedyogi.rule,
+        ),
+        Algorithm(
+            name=fedprox.NAME,
+            meaning=fedprox.MEANING,
+            source=fedprox.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fedprox.SETTINGS,
+            own_apps=fedprox.OWN_APPS,
+        ),
+        Algorithm(
+            name=fednova.NAME,
+            meaning=fednova.MEANING,
+            source=fednova.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=fednova.SETTINGS,
+            rule=fednova.rule,
+            scale=fednova.scale,
+            client=fednova.client,
+        ),
+        Algorithm(
+            name=qfedavg.NAME,
+            meaning=qfedavg.MEANING,
+            source=qfedavg.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=qfedavg.SETTINGS,
+            rule=qfedavg.rule,
+            scale=qfedavg.scale,
+            client=qfedavg.client,
+        ),
+        Algorithm(
+            name=ON_GRAPHS,
+            meaning=dpsgd.MEANING,
+            source=dpsgd.SOURCE,
+            rounds=fedavg.rounds,
+            refused=AMONG_NODES,
+        ),
+        Algorithm(
+            name=choco.NAME,
+            meaning=choco.MEANING,
+            source=choco.SOURCE,
+            rounds=fedavg.rounds,
+            refused=AMONG_NODES,
+        ),
     )
 }
+
+# The keys of [algorithm] that are settings of some algorithm with a server.
+SETTINGS: Final = tuple(dict.fromkeys(key for one in ALGORITHMS.values() for key in one.settings))
 
 
 def find(name: str) -> Algorithm:

@@ -31,7 +31,7 @@ class LocalSGD:
     """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout.
 
     With ``steps`` it trains on that many batches, in as many passes over the data as necessary; else in ``epochs``
-    passes.
+    passes. ``proximal`` is mu of FedProx: each gradient gets mu times the parameter's distance from where it began.
     """
 
     batch: int
@@ -41,24 +41,32 @@ class LocalSGD:
     seed: int
     minimum_batch: int = 1
     steps: int | None = None
+    proximal: float = 0.0
 
 
 class MomentumSGD:
     """Stochastic gradient descent with momentum: v <- momentum * v + gradient, p <- p - learning_rate * v, in place.
 
     The same steps as ``torch.optim.SGD``, whose first use imports PyTorch's compiler: more than a second, and in
-    every client process.
+    every client process. With ``proximal`` the gradient is that of FedProx (Li et al. 2020, equation 2).
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, momentum: float) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, momentum: float, proximal: float = 0.0
+    ) -> None:
         self._learning_rate = learning_rate
         self._momentum = momentum
+        self._proximal = proximal
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._pairs = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+        self._starts = [parameter.detach().clone() for parameter in trained] if proximal else []
 
     @torch.no_grad()
     def step(self) -> None:
         """Change each parameter that has a gradient."""
+        for (parameter, _), start in zip(self._pairs, self._starts, strict=False):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - start, alpha=self._proximal)
         for parameter, velocity in self._pairs:
             if parameter.grad is not None:
                 velocity.mul_(self._momentum).add_(parameter.grad)
@@ -77,14 +85,20 @@ def train(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[i
     means over all samples trained on (for text over all tokens), where each batch is measured before its step. Raises
     DataError if ``data`` is smaller than the smallest batch the model can train on.
     """
+    samples, _, metrics = train_counting(model, data, settings)
+    return samples, metrics
+
+
+def train_counting(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[int, int, dict[str, float]]:
+    """Train as ``train`` does; return (samples in ``data``, steps, metrics). Raises DataError."""
     if len(data) < max(settings.minimum_batch, 1):
         raise DataError(
             f"{len(data)} samples are too few: this model trains on batches of {settings.minimum_batch} or more",
             "Take fewer clients or another partition",
         )
-    optimiser = MomentumSGD(model.parameters(), settings.learning_rate, settings.momentum)
+    optimiser = MomentumSGD(model.parameters(), settings.learning_rate, settings.momentum, settings.proximal)
     generator = torch.Generator().manual_seed(settings.seed)
-    loss_sum, correct, seen = 0.0, 0, 0
+    loss_sum, correct, seen, steps = 0.0, 0, 0, 0
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -94,8 +108,9 @@ def train(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[i
             loss_sum += batch_loss * labels.numel()
             correct += batch_correct
             seen += labels.numel()
+            steps += 1
     optimiser.drop_gradients()
-    return len(data), {"loss": loss_sum / seen, "train_accuracy": correct / seen}
+    return len(data), steps, {"loss": loss_sum / seen, "train_accuracy": correct / seen}
 
 
 def evaluate(model: nn.Module, data: Dataset | Text) -> dict[str, float]:

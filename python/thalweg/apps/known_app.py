@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import data as datasets
 from thalweg import extras, models
+from thalweg.algorithms import fednova
 from thalweg.errors import PlanError
 from thalweg.tensors.choosing import TRAINABLE
 
@@ -50,13 +51,15 @@ class KnownApp:
         local_epochs: int = 1,
         local_steps: int | None = None,
         threads: int | None = None,
+        proximal: float = 0.0,
     ) -> None:
         """Store the settings; nothing is loaded yet.
 
         ``client`` is 0..clients-1, or None for a server, which gets the whole training set. ``data_root`` is the folder
         of the data set. ``samples`` of the training set and ``test_samples`` of the test set are drawn with the seed;
         None takes all of the set. ``threads`` is the number of PyTorch's threads, for the whole process; None does not
-        change it. Raises ModelError, DataError or PlanError for a setting that cannot work.
+        change it. ``proximal`` is mu of FedProx. Raises ModelError, DataError or PlanError for a setting that cannot
+        work.
         """
         self._spec = models.find(model)
         self._data = datasets.find(data)
@@ -83,6 +86,7 @@ class KnownApp:
         self._local_epochs = _at_least("local_epochs", local_epochs, 1)
         self._local_steps = None if local_steps is None else _at_least("local_steps", local_steps, 1)
         self._threads = None if threads is None else _at_least("threads", threads, 1)
+        self._proximal = proximal
         self._loaded: tuple[Dataset | Text, Dataset | Text] | None = None
 
     @property
@@ -108,8 +112,8 @@ class KnownApp:
     ) -> tuple[int, dict[str, float]]:
         """Train in place for the round ``config["round"]`` (int, from 1); return (samples, metrics).
 
-        Metrics: ``loss`` and ``train_accuracy`` (0..1), means over the epochs. The result depends only on the model's
-        values, the data, the seed, the client and the round.
+        Metrics: ``loss`` and ``train_accuracy`` (0..1), means over the epochs; with FedNova also the norm of the local
+        steps. The result depends only on the model's values, the data, the seed, the client and the round.
         """
         from thalweg.algorithms import local_sgd
 
@@ -123,8 +127,13 @@ class KnownApp:
             steps=self._local_steps,
             seed=self._round_seed(number),
             minimum_batch=self._spec.minimum_batch,
+            proximal=self._proximal,
         )
-        return local_sgd.train(model, data, settings)
+        samples, steps, metrics = local_sgd.train_counting(model, data, settings)
+        chosen = config.get("algorithm")
+        if isinstance(chosen, Mapping) and chosen.get("name") == fednova.NAME:
+            metrics[fednova.NORM] = fednova.norm(steps, self._momentum)
+        return samples, metrics
 
     def evaluate(self, model: nn.Module, data: Dataset | Text) -> dict[str, float]:
         """Return ``accuracy`` (0..1) and ``loss`` (mean cross-entropy) of ``model`` on ``data``."""

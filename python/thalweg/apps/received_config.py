@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from pydantic import ValidationError
+
 from thalweg.errors import PlanError
+from thalweg.sections import AlgorithmSection
 
 _HINT: Final = "Use the same version on both sides"
 
@@ -51,6 +54,18 @@ class ReceivedConfig:
     def app(self) -> Mapping[str, object] | None:
         """The name and the options of the server's own app; None if the job trains a known model."""
         return self.section("app") if "app" in self.values else None
+
+    @property
+    def algorithm(self) -> tuple[str, Mapping[str, float | bool | None]]:
+        """The name and the settings of an algorithm of which clients do a part; else fedavg. Raises PlanError."""
+        table = self.section("algorithm")
+        if not table:
+            return "fedavg", {}
+        try:
+            section = AlgorithmSection.model_validate(dict(table))
+        except ValidationError as error:
+            raise PlanError(f"the server says algorithm = {table!r}", _HINT) from error
+        return section.name, section.model_dump(exclude={"name"}, exclude_none=True)
 
     def section(self, name: str) -> Mapping[str, object]:
         """Return a section with the keys of the plan's section of this name; an empty one if there is none."""

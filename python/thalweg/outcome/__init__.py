@@ -189,8 +189,11 @@ class GraphSummary(TypedDict):
 
 
 class ClientRound(TypedDict):
-    """A round as one of its clients saw it. ``status``: accepted, late, rejected or done."""
+    """A round as one of its clients saw it.
+
+    ``samples``: the update's weight. ``status``: accepted, late, rejected or done.
+    """
 
     round: int
-    samples: int
+    samples: int | float
     status: str

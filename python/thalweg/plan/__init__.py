@@ -235,6 +235,14 @@ class Plan(Section):
         return iteration == last or (every is not None and iteration % every == 0)
 
     @property
+    def algorithm_settings(self) -> dict[str, float | bool | None]:
+        """The settings of the plan's algorithm, defaults included. An app's own ``lipschitz`` has no default."""
+        settings = algorithms.find(self.algorithm.name).chosen(self.algorithm.model_dump())
+        if settings.get("lipschitz", 1.0) is None and self.app is None:
+            settings["lipschitz"] = 1.0 / self.training.learning_rate
+        return settings
+
+    @property
     def chosen(self) -> int | None:
         """Number of clients that are chosen for each round; None where all take part."""
         choose = self.job.choose

@@ -33,6 +33,7 @@ def check(plan: Plan) -> None:
     if effects.job_of(plan) != "flower":
         effects.check(plan)
     _names(plan)
+    _algorithm(plan)
     _training(plan)
     _payload(plan)
     _checkpoints(plan)
@@ -187,6 +188,24 @@ def _names(plan: Plan) -> None:
         model = models.find(plan.model.name)
         data.check_reader(data.find(plan.data.name), model.name, model.reads)
         data.parse_partition(plan.data.partition)
+
+
+def _algorithm(plan: Plan) -> None:
+    chosen = algorithms.find(plan.algorithm.name)
+    if not chosen.trains or effects.job_of(plan) == "flower":
+        return
+    if plan.is_payload:
+        raise PlanError(
+            f"{plan.model.name} is not trained, and the algorithm {chosen.name} changes how a model is trained",
+            "Remove algorithm.name, or name a network as vgg5",
+        )
+    if plan.app is not None and chosen.own_apps:
+        raise PlanError(f"the algorithm {chosen.name} is for known models: {chosen.own_apps}", "Remove algorithm.name")
+    if plan.algorithm_settings.get("lipschitz", 1.0) is None:
+        raise PlanError(
+            f"the algorithm {chosen.name} has to know how fast gradients change, and an app has its own learning rate",
+            "Give algorithm.lipschitz: 1 over the clients' learning rate is the usual choice",
+        )
 
 
 def _training(plan: Plan) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import apps
+from thalweg import algorithms, apps
 from thalweg.errors import PlanError
 from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports import registry
+from thalweg.ui.phrases import listed
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -103,6 +104,17 @@ def _has_choice(plan: Plan) -> bool:
 
 def _is_scaled(plan: Plan) -> bool:
     return bool(switches(_tree(plan))["scaling"] == "knative")
+
+
+def _setting(key: str) -> Line:
+    """Return the line of a key that is a setting of some algorithms with a server."""
+    names = [one.name for one in algorithms.ALGORITHMS.values() if key in one.settings]
+    values = "the value" if len(names) == 1 else "values"
+    need = Need(
+        lambda plan: key in algorithms.find(plan.algorithm.name).settings,
+        f"it is for {listed(names)}, {values} of algorithm.name",
+    )
+    return _served("no server takes a step of its own", _STRATEGY, need)
 
 
 def _is_network(test: Callable[[Any], object]) -> Callable[[Plan], bool]:
@@ -218,7 +230,8 @@ LINES: Final[Mapping[str, Line]] = {
     "training.threads": _except(),
     "training.compute": _except(flower=_OWN),
     "training.compute_load": _except(_COMPUTES, flower=_OWN),
-    "algorithm.name": _except(),
+    "algorithm.name": _except(flower=_STRATEGY),
+    **{f"algorithm.{key}": _setting(key) for key in algorithms.SETTINGS},
     "algorithm.gamma": _of_graphs("it is for the algorithm choco, which needs a graph"),
     "transport.url": _except(),
     "transport.congestion": _except(),

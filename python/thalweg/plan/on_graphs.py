@@ -113,7 +113,8 @@ def _check_star(plan: Plan) -> None:
 def _check_keys(plan: Plan) -> None:
     if plan.algorithm.name not in algorithms.FOR_GRAPHS:
         raise PlanError(
-            f"a job with a graph cannot have the algorithm {plan.algorithm.name}",
+            f"a job with a graph cannot have the algorithm {plan.algorithm.name}: "
+            + algorithms.find(plan.algorithm.name).refused["graph"],
             f"Remove algorithm.name, which is then {algorithms.ON_GRAPHS}, or job.graph",
         )
     _check_replicas(plan)

@@ -13,10 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from thalweg import bounded_json, wire
+from thalweg import _core, bounded_json, wire
 from thalweg.errors import RecordError
 from thalweg.record import reading
 from thalweg.record.journal import write_all
+from thalweg.tensors.arena import Arena
 from thalweg.ui import strict_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ BYTES: Final = {
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 LARGEST_HEADER: Final = 100_000_000
+# Bytes that are read at once to be skipped: a file of an object store may not be able to seek.
+SKIPPED: Final = 1 << 20
 ROUND: Final = "thalweg_round"
+# What the names of tensors begin with that are a server's state, beside the model.
+STATE: Final = "thalweg_server/"
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,22 @@ class Readable(Protocol):
         """Read the next bytes into ``target``; return how many."""
 
 
-def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int, *, record: Path | None = None) -> None:
-    """Write the model in ``arena`` as the checkpoint of round ``number``.
+def write(
+    path: Path,
+    tensors: Sequence[Tensor],
+    arena: Buffer,
+    number: int,
+    *,
+    state: Arena | None = None,
+    record: Path | None = None,
+) -> None:
+    """Write the model in ``arena`` as the checkpoint of round ``number``, with the ``state`` of the server's algorithm.
 
     ``record`` is the folder of the run's record, if ``path`` is not in it. If the file cannot be written, the old
     checkpoint stays. Raises RecordError, which names it.
     """
     try:
-        write_file(path, content(tensors, arena, number))
+        write_file(path, content(tensors, arena, number, state))
     except OSError as error:
         raise RecordError(
             f"cannot write the checkpoint of round {number} to {path}: {error.strerror}; {_last(path)}",
@@ -91,14 +104,21 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> None:
     _sync_folder(path.parent)
 
 
-def content(tensors: Sequence[Tensor], arena: Buffer, number: int) -> Iterator[Buffer]:
-    """Yield a checkpoint of the model in ``arena``, piece by piece, without a copy of the model."""
-    header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe(tensors)}
+def content(tensors: Sequence[Tensor], arena: Buffer, number: int, state: Arena | None = None) -> Iterator[Buffer]:
+    """Yield a checkpoint of the model in ``arena``, and of a server's state, piece by piece, without a copy of them."""
+    kept: Sequence[Tensor] = () if state is None else state.core.layout.tensors
+    beside = [(STATE + name, dtype, shape, at) for name, dtype, shape, at in kept]
+    header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe([*tensors, *beside])}
     text = strict_json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     model = memoryview(arena).cast("B")
     yield from (model[_span(tensor)] for tensor in tensors)
+    if state is not None:
+        import numpy as np
+
+        rest = np.asarray(state.core).data
+        yield from (rest[_span(tensor)] for tensor in beside)
 
 
 def read(path: Path, tensors: Sequence[Tensor], arena: Buffer) -> int:
@@ -116,12 +136,44 @@ def restore(name: str, file: Readable, size: int, tensors: Sequence[Tensor], are
     Raises RecordError, OSError.
     """
     header, expected = _header(name, file, size), _describe(tensors)
-    if header.tensors != expected or size - header.end != _total(tensors):
-        raise _other_model(name, header.tensors, expected)
+    found = {key: head for key, head in header.tensors.items() if not key.startswith(STATE)}
+    if found != expected or size - header.end != max(_end(header), _total(tensors)):
+        raise _other_model(name, found, expected)
     buffer = memoryview(arena).cast("B")
     for tensor in tensors:
         _read_into(name, file, buffer[_span(tensor)])
     return _round(name, header)
+
+
+def read_state(path: Path) -> Arena | None:
+    """Return the state of the server's algorithm in a checkpoint; None if it has none. Raises RecordError."""
+    try:
+        with reading.opened(path) as file:
+            return restore_state(str(path), file, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}", "Name the folder of a run's record") from error
+
+
+def restore_state(name: str, file: Readable, size: int) -> Arena | None:
+    """Read the state in a checkpoint of ``size`` bytes, as ``read_state`` does. Raises RecordError, OSError."""
+    import numpy as np
+
+    header = _header(name, file, size)
+    heads = {key: head for key, head in header.tensors.items() if key.startswith(STATE)}
+    if not heads:
+        return None
+    layout = [(key.removeprefix(STATE), head.dtype, list(head.shape)) for key, head in heads.items()]
+    model = max((head.data_offsets[1] for key, head in header.tensors.items() if key not in heads), default=0)
+    if size - header.end != _end(header) or any(head.dtype not in BYTES for head in heads.values()):
+        raise _damaged(name)
+    arena = Arena(_core.Arena(_core.Layout(layout)))
+    if _describe(arena.core.layout.tensors, model) != {key.removeprefix(STATE): head for key, head in heads.items()}:
+        raise _damaged(name)
+    _skip(name, file, model)
+    buffer = np.asarray(arena.core).data
+    for tensor in arena.core.layout.tensors:
+        _read_into(name, file, buffer[_span(tensor)])
+    return arena
 
 
 def round_of(path: Path) -> int | None:
@@ -136,14 +188,17 @@ def round_of(path: Path) -> int | None:
 def check(name: str, file: Readable, size: int) -> int:
     """Return the round of a checkpoint of ``size`` bytes. Raises RecordError if the checkpoint is not whole."""
     header = _header(name, file, size)
-    if size - header.end != max((one.data_offsets[1] for one in header.tensors.values()), default=0):
+    if size - header.end != _end(header):
         raise _damaged(name)
     return _round(name, header)
 
 
-def _describe(tensors: Sequence[Tensor]) -> dict[str, TensorHead]:
+def _end(header: Header) -> int:
+    return max((one.data_offsets[1] for one in header.tensors.values()), default=0)
+
+
+def _describe(tensors: Sequence[Tensor], end: int = 0) -> dict[str, TensorHead]:
     described: dict[str, TensorHead] = {}
-    end = 0
     for tensor in tensors:
         name, dtype, shape, _ = tensor
         begin, end = end, end + _bytes(tensor)
@@ -194,6 +249,14 @@ def _read_into(name: str, file: Readable, target: memoryview) -> None:
         if not count:
             raise RecordError(f"{name} is cut short", "Remove it and start the run anew")
         target = target[count:]
+
+
+def _skip(name: str, file: Readable, count: int) -> None:
+    while count:
+        piece = file.read(min(count, SKIPPED))
+        if not piece:
+            raise RecordError(f"{name} is cut short", "Remove it and start the run anew")
+        count -= len(piece)
 
 
 def _other_model(name: str, tensors: Mapping[str, TensorHead], expected: Mapping[str, TensorHead]) -> RecordError:

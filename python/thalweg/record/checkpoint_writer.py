@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from thalweg.record.checkpoint import Tensor
+    from thalweg.tensors.arena import Arena
 
 # Seconds that the end of a job waits until the storage has the last checkpoint.
 LAST_SECONDS: Final = 60.0
@@ -26,6 +27,8 @@ class _Copy:
     number: int
     tensors: Sequence[Tensor]
     model: bytearray
+    # The state of the server's algorithm: a copy that nobody changes.
+    state: Arena | None
 
 
 class CheckpointWriter:
@@ -53,8 +56,8 @@ class CheckpointWriter:
         """The round of the last checkpoint that was written."""
         return self._last
 
-    def put(self, number: int, tensors: Sequence[Tensor], arena: Buffer) -> None:
-        """Copy the model in ``arena`` and write the copy in the background.
+    def put(self, number: int, tensors: Sequence[Tensor], arena: Buffer, state: Arena | None = None) -> None:
+        """Copy the model in ``arena`` and write the copy in the background, with a server's ``state``, which stays.
 
         A checkpoint that has not been begun yet is dropped for it.
         """
@@ -72,7 +75,7 @@ class CheckpointWriter:
         else:
             spare = bytearray(view)
         with self._changed:
-            self._waiting = _Copy(number, tensors, spare)
+            self._waiting = _Copy(number, tensors, spare, state)
             self._changed.notify_all()
 
     def notes(self) -> list[str]:
@@ -110,7 +113,7 @@ class CheckpointWriter:
         while (copy := self._next()) is not None:
             failure = None
             try:
-                stores.save(self._store, copy.tensors, copy.model, copy.number)
+                stores.save(self._store, copy.tensors, copy.model, copy.number, copy.state)
             except RecordError as error:
                 failure = str(error)
             except Exception as error:  # noqa: BLE001 - a filesystem may raise anything; the job goes on

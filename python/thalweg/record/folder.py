@@ -54,6 +54,8 @@ from thalweg.record.rows import Link, Party, Queue
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from thalweg.tensors.arena import Arena
+
 PLAN: Final = "plan.toml"
 MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
@@ -133,6 +135,8 @@ class RunRecord(Record):
         except RecordError:
             self._journal.close()
             raise
+        #: The state of the server's algorithm in the checkpoint that was read; None if there is none.
+        self.state: Arena | None = None
         self._written: dict[str, list[Row]] = {}
         self._watchers: list[Callable[[Entry], object]] = []
 
@@ -213,16 +217,19 @@ class RunRecord(Record):
         for count in self._watchers:
             count(entry)
 
-    def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> list[str]:
+    def save(
+        self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer, state: Arena | None = None
+    ) -> list[str]:
         """Make the global model of round ``number`` the checkpoint. Raises RecordError; the old checkpoint then stays.
 
+        ``state`` is that of the server's algorithm, which nobody changes any more.
         If the plan names a place for checkpoints, a thread writes them in the background. Returns notes about earlier
         ones.
         """
         if self._writer is None:
-            checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
+            checkpoint.write(self.path / CHECKPOINT, layout, arena, number, state=state)
             return []
-        self._writer.put(number, layout, arena)
+        self._writer.put(number, layout, arena, state)
         return self._log_notes(self._writer)
 
     def _write_checkpoints_to(self, store: stores.Store | None) -> None:
@@ -248,14 +255,19 @@ class RunRecord(Record):
         of_nodes.trim(self.path, iteration)
 
     def restore(self, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
-        """Read the checkpoint into ``arena`` and return its round. Raises RecordError."""
+        """Read the checkpoint into ``arena``, and the algorithm's state into ``state``; return its round.
+
+        Raises RecordError.
+        """
         own, source, writer = self.path / CHECKPOINT, self._source, self._writer
         if source is None or checkpoint.round_of(own) == self._kept:
             number = checkpoint.read(own, layout, arena)
+            self.state = checkpoint.read_state(own)
         else:
             number = stores.restore(source, self._kept, layout, arena)
+            self.state = stores.restore_state(source, self._kept)
         if writer is not None:  # the new store may differ from the one that was read
-            writer.put(number, layout, arena)
+            writer.put(number, layout, arena, self.state)
         return number
 
     def note(self, **facts: object) -> None:

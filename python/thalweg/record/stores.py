@@ -20,6 +20,8 @@ from thalweg.record import checkpoint
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from thalweg.tensors.arena import Arena
+
 NAME: Final = re.compile(r"round-(\d{8})\.safetensors")
 # Number of checkpoints that are kept: more than one, in case the newest checkpoint is damaged.
 KEPT: Final = 2
@@ -144,10 +146,12 @@ def store_of(url: str, run: str) -> Store:
     return Objects(files, f"{path}/{run}", whole)
 
 
-def save(store: Store, tensors: Sequence[checkpoint.Tensor], arena: Buffer, number: int) -> None:
+def save(
+    store: Store, tensors: Sequence[checkpoint.Tensor], arena: Buffer, number: int, state: Arena | None = None
+) -> None:
     """Write the checkpoint of round ``number``, then remove old ones. Raises RecordError; old ones then stay."""
     try:
-        store.write(f"round-{number:08}.safetensors", checkpoint.content(tensors, arena, number))
+        store.write(f"round-{number:08}.safetensors", checkpoint.content(tensors, arena, number, state))
         for name in _checkpoints(store)[KEPT:]:
             store.remove(name)
     except (OSError, ValueError) as error:
@@ -177,6 +181,17 @@ def restore(store: Store, number: int, tensors: Sequence[checkpoint.Tensor], are
         file, size = store.read(name)
         with file:
             return checkpoint.restore(f"{store.url}/{name}", file, size, tensors, arena)
+    except (OSError, ValueError) as error:
+        raise _unreadable(store, error) from error
+
+
+def restore_state(store: Store, number: int) -> Arena | None:
+    """Return the state of the server's algorithm in the checkpoint of round ``number``. Raises RecordError."""
+    name = f"round-{number:08}.safetensors"
+    try:
+        file, size = store.read(name)
+        with file:
+            return checkpoint.restore_state(f"{store.url}/{name}", file, size)
     except (OSError, ValueError) as error:
         raise _unreadable(store, error) from error
 

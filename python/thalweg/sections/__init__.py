@@ -60,6 +60,8 @@ Time: TypeAlias = Annotated[
     Words("seconds, or text as 2s"),
 ]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -275,7 +277,49 @@ class TrainingSection(Section):
 class AlgorithmSection(Section):
     """How clients and server learn together. Keys of one algorithm alone have their place here."""
 
-    name: Text = Field("fedavg", description="fedavg; of a job with a graph dpsgd, as without it, or choco")
+    name: Annotated[
+        Text,
+        Option("algorithm", of=BOTH, metavar="NAME", help="fedavg, fedavgm, fedadam, ... (docs/how-to/algorithms.md)."),
+    ] = Field(
+        "fedavg",
+        description="fedavg, fedavgm, fedadam, fedadagrad, fedyogi, fedprox, fednova or qfedavg; of a job with a graph "
+        "dpsgd, as without it, or choco",
+    )
+    server_learning_rate: Annotated[Positive | None, Option(of=BOTH)] = Field(
+        None,
+        description="how far the server goes: what it multiplies its step by; without it 1 for fedavgm and fednova, "
+        "0.1 for fedadagrad, 0.01 for fedadam and fedyogi",
+    )
+    server_momentum: Annotated[Share | None, Option(of=BOTH)] = Field(
+        None, description="momentum of the server's steps; without it 0.9 for fedavgm, 0 for fednova"
+    )
+    nesterov: bool | None = Field(
+        None, description="whether that momentum is Nesterov's, as in DiLoCo's outer step; without it no"
+    )
+    beta1: Share | None = Field(None, description="of fedadam and fedyogi: decay of the mean of steps; without it 0.9")
+    beta2: Share | None = Field(
+        None, description="of fedadam and fedyogi: decay of the mean of their squares; without it 0.99"
+    )
+    tau: Positive | None = Field(
+        None,
+        description="of fedadam, fedadagrad and fedyogi: what is added to the root of that mean; larger is less "
+        "adaptive; without it 0.001",
+    )
+    mu: Positive | None = Field(
+        None, description="of fedprox: how strongly a client is held near the received model; without it 0.01"
+    )
+    q: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        description="of qfedavg: how much more clients with a large loss count; without it 0.2",
+    )
+    lipschitz: Positive | None = Field(
+        None,
+        description="of qfedavg: an upper bound of how fast gradients change; without it 1 over "
+        "training.learning_rate, and an app of one's own has to give it",
+    )
     gamma: float | None = Field(
         None,
         gt=0,

@@ -50,6 +50,8 @@ class Binding(ABC):
     arena: Arena
     #: Whether a tensor that training may change does not travel, so that the parties' models differ.
     personal: bool
+    #: Names of the floating-point tensors that travel and that training changes by gradients.
+    trained: Sequence[str]
     _choice: Choice
     # Number of all tensors of the model, travelling or not. Tied tensors count once.
     _total: int
@@ -205,6 +207,9 @@ class ModuleBinding(Binding):
         self._choice = choice
         self._known, self._total, self._staying = selection.known, selection.total, selection.staying
         self.personal = selection.personal
+        self.trained = [
+            group.names[0] for group in selection.groups if group.trainable and group.tensor.is_floating_point()
+        ]
         self._places = [self._place(group) for group in selection.groups]
         devices = {place.device for place in self._places if place.device is not None}
         # The tensors on accelerators: the name and the place of each.
@@ -389,6 +394,7 @@ class ArrayBinding(Binding):
         self._choice, self._known, self._total = choice, set(arrays), len(arrays)
         self.personal = len(self._names) < len(arrays)
         self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
+        self.trained = [name for name, kind, *_ in layout.tensors if kind.startswith(("F", "BF"))]
         self.model = dict(arrays)
 
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:

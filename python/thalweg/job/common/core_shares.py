@@ -113,7 +113,7 @@ class ThreadLimited:
         self._party = party
         self._threads = threads
 
-    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
         """Limit PyTorch's threads and train."""
         limit(self._threads())
         return self._party.train(config)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from thalweg import _core, apps, models, wire
+from thalweg import _core, algorithms, apps, models, wire
+from thalweg.algorithms.client_step import ClientStep, Received
 from thalweg.apps import computing
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
@@ -45,8 +46,8 @@ class NamedApp:
 class Trainer(Protocol):
     """Trains a model in an arena."""
 
-    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
-        """Train the model in the arena in place; return (samples, metrics)."""
+    def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
+        """Train the model in the arena in place; return (weight, metrics). The weight is samples by default."""
 
 
 class ClientParty(Trainer, Protocol):
@@ -65,6 +66,8 @@ class ServerParty(Protocol):
     personal: bool
     # Whether the app can evaluate at all.
     evaluates: bool
+    # Names of the tensors that training changes by gradients.
+    trained: Sequence[str]
 
     def evaluate(self) -> Metrics:
         """Return metrics of the model in the arena, such as ``accuracy`` and ``loss``, or nothing."""
@@ -81,6 +84,7 @@ class Payload:
     """Tensors that are only transferred, never trained. It is the party of both sides."""
 
     personal = evaluates = False
+    trained: Sequence[str] = ()
 
     def __init__(self, arena: _core.Arena) -> None:
         self.arena = arena
@@ -159,6 +163,7 @@ class AppServer:
         self._watch = Watch(self._bound, note)
         self.parameters = parameters_of(self._bound.model)
         self.arena, self.personal = self._bound.arena.core, self._bound.personal
+        self.trained = self._bound.trained
         note(self._bound.summary())
 
     def evaluate(self) -> Metrics:
@@ -184,13 +189,37 @@ class AppClient:
         """Keep a bound model and the client's data. With ``part``, it and the round seed the training's randomness."""
         self._app, self._data, self._part = app, data, part
         self._test: Any = None
-        self._watch = Watch(bound, note)
+        self._bound, self._watch = bound, Watch(bound, note)
 
-    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
-        """Train the model in the arena. Raises ModelError if the trained values cannot be copied back into it."""
+    def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
+        """Train the model in the arena; return the update's weight and metrics, both as the algorithm has them.
+
+        Raises ModelError if the trained values cannot be copied back into the arena, and MetricsError if the app does
+        not report what the algorithm needs.
+        """
+        step = self._step(config)
+        if step is not None:
+            step.before()
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, config.round)
-        return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, config.table())))
+        samples, metrics = self._watch.train(
+            lambda model: apps.trained(self._app.train(model, self._data, config.table()))
+        )
+        return (samples, metrics) if step is None else step.after(samples, metrics)
+
+    def _step(self, config: ReceivedConfig) -> ClientStep | None:
+        """Return the client's part of the job's algorithm; None if it has none. Raises PlanError for a wrong config."""
+        name, settings = config.algorithm
+        make = algorithms.find(name).client
+        if make is None:
+            return None
+
+        def measure() -> Metrics:
+            return self._watch.evaluate(
+                lambda model: apps.ask(lambda: dict(self._app.evaluate(model, self._data)), "evaluate()")
+            )
+
+        return make(settings, Received(self._bound.arena, list(self._bound.trained)), measure)
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
         """Evaluate the trained model on the app's test data, if the config says ``evaluate``; else return nothing.
@@ -295,9 +324,17 @@ class Described:
             "model": {"name": values.get("model")},
             "data": {**config.section("data"), **root},
             "training": {**config.section("training"), **threads},
+            "algorithm": config.section("algorithm"),
         }
         plan = Plan.of(table, "what the server sent")
         return known_app(plan, apps.place_of(self._name, names, plan.job.clients))
+
+
+def algorithm_table(name: str, settings: Mapping[str, float | bool | None]) -> Table | None:
+    """Return what clients have to know of an algorithm; None if they do nothing for it."""
+    if not algorithms.find(name).at_clients:
+        return None
+    return {"name": name, **{key: value for key, value in settings.items() if value is not None}}
 
 
 def modules_of(plan: Plan) -> list[str]:
@@ -337,8 +374,14 @@ def known_app(plan: Plan, client: int | None) -> KnownApp:
         clients=plan.job.clients,
         client=client,
         seed=plan.job.seed,
+        proximal=proximal_of(plan),
         **plan.training.model_dump(exclude=set(computing.KEYS)),
     )
+
+
+def proximal_of(plan: Plan) -> float:
+    """Return mu of FedProx; 0 for other algorithms."""
+    return float(plan.algorithm_settings.get("mu") or 0.0)
 
 
 def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
@@ -358,7 +401,7 @@ class RoundConfig:
 
     ``names`` are the clients' names in the order of their places (``star.roster``). With ``evaluate`` each client
     evaluates the model that it has trained. ``app``, ``data`` and ``training`` have the keys of the plan's sections of
-    these names.
+    these names. ``algorithm`` has the name and the settings of an algorithm of which clients do a part.
     """
 
     round: int
@@ -372,6 +415,7 @@ class RoundConfig:
     model: str | None = None
     data: Table | None = None
     training: Table | None = None
+    algorithm: Table | None = None
 
     def table(self) -> dict[str, object]:
         """Return the fields by name, as clients read them."""
@@ -391,6 +435,7 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
         seed=plan.job.seed,
         tensors=plan.model.tensors,
         evaluate=True if evaluate else None,
+        algorithm=algorithm_table(plan.algorithm.name, plan.algorithm_settings),
     )
     if plan.app is not None:
         return replace(config, app=plan.app.own())

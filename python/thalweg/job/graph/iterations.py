@@ -203,7 +203,8 @@ def _step(
 ) -> Iteration:
     weights, then = turns.core_weights(number, node.ahead)
     node.begin(number, weights, then, turns.to(number))
-    samples, metrics = peer.train(config)
+    weight, metrics = peer.train(config)
+    samples = int(weight)
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)

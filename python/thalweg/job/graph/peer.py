@@ -34,7 +34,7 @@ class Peer:
         self._tensors = Arena(arena)
         self._kinds = {name: kind for name, kind, _, _ in arena.layout.tensors}
 
-    def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
+    def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
         return self._party.train(config)
 

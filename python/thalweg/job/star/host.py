@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import _core, algorithms, apps, machine, trackers, wire
+from thalweg.algorithms.server_step import ServerStep
 from thalweg.apps.metrics import Intake
-from thalweg.errors import RecordError
+from thalweg.errors import RecordError, ThalwegError
 from thalweg.job.common import server_reports
 from thalweg.job.common.failure import RUN, end_badly
 from thalweg.job.common.metrics import Counted, exposing
@@ -133,6 +134,8 @@ class Host:
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
     # What the workers have done, once the job is done; empty in a job without workers.
     work: list[WorkReport] = field(default_factory=list)
+    # What the server does after each round, beyond taking the mean.
+    step: ServerStep | None = None
 
     @property
     def evaluators(self) -> Sequence[str]:
@@ -234,11 +237,17 @@ class Host:
 
     def _round(self, number: int, names: Sequence[str]) -> Outcome:
         config = wire.encode(round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators))
+        if self.step is not None:
+            self.step.before()
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
             self._write_notes(self.server.notes())
         self._write_notes(notes)
+        if self.step is not None:
+            self.step.after(outcome.participants)
+            if isinstance(self.server, Tree):
+                self.server.replaced()
         return outcome
 
     def _write_notes(self, notes: Sequence[str]) -> None:
@@ -258,7 +267,8 @@ class Host:
         self.record.append(done)
         self.record.log(round_line(done, last))
         if every and (number % every == 0 or number == last):
-            for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena)):
+            state = None if self.step is None else self.step.state()
+            for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena), state):
                 self.progress.note(note)
 
     def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
@@ -324,7 +334,12 @@ def hosting(
         record, first = _open(plan, party, resume, facts)
         record.note(clock_began=began)
         _compare(record, facts, progress)
-        host = Host(plan, server, party, record, progress, bound, first, session)
+        try:
+            step = _server_step(plan, party, record)
+        except ThalwegError:
+            record.close()
+            raise
+        host = Host(plan, server, party, record, progress, bound, first, session, step=step)
         try:
             with (
                 exposing(
@@ -356,6 +371,15 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) 
     except RecordError:
         record.close()
         raise
+
+
+def _server_step(plan: Plan, party: ServerParty, record: RunRecord) -> ServerStep | None:
+    """Return what the server does after each round, with the state of the record that is resumed."""
+    algorithm = algorithms.find(plan.algorithm.name)
+    step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings)
+    if step is not None:
+        step.load(record.state)
+    return step
 
 
 def _compare(record: RunRecord, facts: RunFacts, progress: Progress) -> None:

@@ -18,13 +18,13 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Submission:
-    """A client's update in a round, and what became of it.
+    """A client's update in a round, and what became of it. ``samples`` is its weight, which is samples by default.
 
     ``status`` is accepted, late, rejected, or done if the job ended before the server decided.
     """
 
     round: int
-    samples: int
+    samples: int | float
     status: str
 
     def table(self) -> ClientRound:
@@ -62,7 +62,7 @@ def _usage(client: _core.Client, seconds: float) -> ClientUsage:
     return ClientUsage(seconds, machine.cpu_seconds(), machine.peak_rss_bytes(), client.congestion)
 
 
-def _submit(client: _core.Client, number: int, samples: int, metrics: str, note: Note) -> str:
+def _submit(client: _core.Client, number: int, samples: float, metrics: str, note: Note) -> str:
     try:
         return client.submit(number, samples, metrics)
     except _core.CoreError as error:

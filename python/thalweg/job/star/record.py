@@ -19,6 +19,7 @@ from thalweg.ui.progress import round_line
 if TYPE_CHECKING:
     from thalweg.job.star.attendance import Attendance
     from thalweg.plan import Plan
+    from thalweg.tensors.arena import Arena
 
 # The number of rounds in the plan of a resumed record, until the program says how many there will be.
 MOST: Final = 2**32 - 1
@@ -70,15 +71,18 @@ class Recording:
         """Write into the record's plan how many rounds there will be. Raises RecordError."""
         self.record.replan(self.record.plan.merge({"job.rounds": rounds}))
 
-    def keep(self, outcome: Outcome, evaluation: Metrics, seconds: float | None) -> None:
-        """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError."""
+    def keep(self, outcome: Outcome, evaluation: Metrics, seconds: float | None, state: Arena | None = None) -> None:
+        """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError.
+
+        ``state`` is that of the server's algorithm.
+        """
         row = entry(outcome, evaluation, seconds)
         number = int(row["round"])
         if number > self.record.plan.job.rounds:
             self.expect(number)
         self.record.append(row)
         self.record.log(round_line(row, self.record.plan.job.rounds))
-        self.record.save(number, self._arena.layout.tensors, bytes_of(self._arena))
+        self.record.save(number, self._arena.layout.tensors, bytes_of(self._arena), state)
         self.done = number
 
     def finish(self, status: str, reason: str | None = None) -> None:

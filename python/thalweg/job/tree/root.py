@@ -387,6 +387,10 @@ class Tree:
             outcome = replace(outcome, expected=self._choose, complete=counted == self._choose)
         return wire.encode(outcome)
 
+    def replaced(self) -> None:
+        """Note that the model in the arena is no longer the last round's mean, so that every node is sent it."""
+        self._version = next(self._versions)
+
     def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients; return the nodes' parts."""
         notified = [node for node in self._nodes if not node.is_empty]

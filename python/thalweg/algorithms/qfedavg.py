@@ -1,0 +1,74 @@
+"""q-FedAvg: clients with a larger loss count more, so that the model serves all of them more evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Final
+
+from thalweg.algorithms import fedavgm
+from thalweg.algorithms.client_step import ClientStep, Received
+from thalweg.algorithms.server_step import Rule, Values, number
+from thalweg.algorithms.settings import Settings, of
+from thalweg.errors import MetricsError
+from thalweg.outcome.core import Participant
+
+NAME: Final = "qfedavg"
+MEANING: Final = (
+    "the weight of an update is the client's loss before the round to the power of `algorithm.q`, and the server's "
+    "step shrinks where updates are large; q = 0 counts all clients alike"
+)
+SOURCE: Final = "Li et al. 2020 (q-FFL), algorithm 2, with 1e-10 added to each loss as Flower does"
+SETTINGS: Final[Settings] = {"q": 0.2, "lipschitz": None}
+LOSS: Final = "qfedavg_loss"
+#: The metric with a client's h of the paper.
+STEP: Final = "qfedavg_h"
+SMALLEST: Final = 1e-10
+
+
+class Fair:
+    """Weighs a client's update by the loss of the received model on the client's data."""
+
+    def __init__(
+        self, received: Received, measure: Callable[[], Mapping[str, object]], q: float, lipschitz: float
+    ) -> None:
+        self._received, self._measure, self._q, self._lipschitz = received, measure, q, lipschitz
+        self._loss = 0.0
+
+    def before(self) -> None:
+        loss = self._measure().get("loss")
+        if not isinstance(loss, (int, float)) or not isfinite(loss) or loss < 0:
+            raise MetricsError(
+                f"evaluate() returned loss = {loss!r}, and qfedavg weighs the update by it",
+                "Return a loss that is not negative as metric 'loss'",
+            )
+        self._loss = float(loss) + SMALLEST
+        self._received.copy()
+
+    def after(self, samples: float, metrics: Mapping[str, object]) -> tuple[float, Mapping[str, object]]:
+        del samples
+        weight = self._loss**self._q
+        square = self._lipschitz**2 * self._received.square()
+        h = self._q * self._loss ** (self._q - 1) * square + self._lipschitz * weight
+        return weight, {**metrics, LOSS: self._loss, STEP: h}
+
+
+def client(settings: Settings, received: Received, measure: Callable[[], Mapping[str, object]]) -> ClientStep:
+    """Return the client's part of a round."""
+    return Fair(received, measure, of(settings, "q"), of(settings, "lipschitz"))
+
+
+def scale(settings: Settings) -> Callable[[Sequence[Participant]], float]:
+    """Return the factor of the mean: the Lipschitz constant, times the sum of weights, over the sum of h."""
+
+    def factor(participants: Sequence[Participant]) -> float:
+        weights = sum(float(one.samples or 0) for one in participants)
+        return of(settings, "lipschitz") * weights / sum(number(one, STEP) for one in participants)
+
+    return factor
+
+
+def rule(values: Sequence[Values], settings: Settings) -> Rule:
+    """Return the server's rule: the whole step."""
+    del settings
+    return fedavgm.SGD(values, 1.0)

@@ -1,0 +1,162 @@
+"""What a server does between the mean of a round and the next model, for algorithms beyond federated averaging.
+
+The model before the round minus the mean of the clients' models is a gradient (Reddi et al. 2021, section 2). A
+``Rule`` changes the model by it. A rule may have state, such as momentum; ``ServerStep.state`` returns it for the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.outcome.core import Participant
+from thalweg.tensors.arena import Arena, describe_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Values of one tensor in float32 or float64.
+Values: TypeAlias = npt.NDArray[Any]
+# Makes a rule for the values that it is to change, in place.
+MakeRule: TypeAlias = "Callable[[Sequence[Values]], Rule]"
+# Returns the factor of a round's gradient from the clients whose updates count.
+Scale: TypeAlias = Callable[[Sequence[Participant]], float]
+
+
+class Rule(Protocol):
+    """Changes a model's values in place by their gradients."""
+
+    # Names the kind of rule in checkpoints.
+    name: str
+
+    def step(self, gradients: Sequence[Values]) -> None:
+        """Change the values by one gradient each, of the same shape and dtype."""
+
+    def state(self) -> Mapping[str, Values]:
+        """Return what the next step depends on, by name; empty if nothing."""
+
+    def load(self, state: Mapping[str, Values]) -> None:
+        """Take the state of an earlier rule of the same name. Raises KeyError or ValueError if it does not fit."""
+
+
+class ServerStep:
+    """Turns the mean of each round into the next model. It holds one copy of the model, and the rule's state.
+
+    Values of float16 and bfloat16 are changed as float32. Tensors that no client trains, such as the statistics of
+    BatchNorm, get their mean.
+    """
+
+    def __init__(self, arena: _core.Arena, names: Iterable[str], make: MakeRule, scale: Scale | None = None) -> None:
+        """Change the tensors ``names`` of the model in ``arena`` by the rule that ``make`` returns."""
+        self._arena, self._names = Arena(arena), list(names)
+        self._values = [np.array(self._arena[name], _wide(self._arena[name].dtype)) for name in self._names]
+        self._rule, self._scale = make(self._values), scale
+
+    @property
+    def name(self) -> str:
+        """The name of the rule."""
+        return self._rule.name
+
+    def before(self) -> None:
+        """Keep the model that clients are about to get."""
+        for values, name in zip(self._values, self._names, strict=True):
+            values[...] = self._arena[name]
+
+    def after(self, participants: Sequence[Participant]) -> None:
+        """Replace the mean in the arena by the next model.
+
+        Raises RoundError if that has a value that is not finite, or if a client did not report what the algorithm
+        needs. The arena then still has the mean.
+        """
+        gradients = [
+            values - self._arena[name].astype(values.dtype)
+            for values, name in zip(self._values, self._names, strict=True)
+        ]
+        if self._scale is not None:
+            factor = self._scale([one for one in participants if one.counts])
+            for gradient in gradients:
+                np.multiply(gradient, factor, out=gradient)
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            self._rule.step(gradients)
+            results = [v.astype(self._arena[n].dtype) for v, n in zip(self._values, self._names, strict=True)]
+        for name, result, values in zip(self._names, results, self._values, strict=True):
+            if not np.isfinite(result.astype(values.dtype)).all():
+                raise RoundError(
+                    f"{self._rule.name} gives {name!r} values that are not finite",
+                    "Lower algorithm.server_learning_rate, or the clients' learning rate",
+                )
+        for name, result in zip(self._names, results, strict=True):
+            self._arena[name][...] = result
+
+    def state(self) -> Arena | None:
+        """Return a copy of the rule's state, each name behind the rule's; None if it has none."""
+        arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self._rule.state().items()}
+        if not arrays:
+            return None
+        arena = Arena(_core.Arena(_core.Layout([describe_array(name, array) for name, array in arrays.items()])))
+        for name, array in arrays.items():
+            arena[name][...] = array
+        return arena
+
+    def load(self, state: Arena | None) -> None:
+        """Take the state that a checkpoint has; None if it has none. Raises RoundError if it is of another rule."""
+        if state is None:
+            return
+        first, whole = f"{self._rule.name}/", dict(state)
+        try:
+            self._rule.load({name.removeprefix(first): whole[name] for name in whole if name.startswith(first)})
+            fits = all(name.startswith(first) for name in whole)
+        except (KeyError, ValueError):
+            fits = False
+        if not fits:
+            kind = next(iter(whole)).partition("/")[0]
+            raise RoundError(
+                f"the checkpoint has the state of {kind}, which {self._rule.name} for this model cannot take",
+                "Resume with the algorithm or optimizer that the record was made with",
+            )
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def number(participant: Participant, metric: str) -> float:
+    """Return a metric of a client as a positive number. Raises RoundError, which names the client."""
+    metrics = participant.metrics
+    value = metrics.get(metric) if isinstance(metrics, Mapping) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value > 0:
+        return float(value)
+    raise RoundError(
+        f"{participant.client} reports {metric} = {value!r}, and the algorithm needs a positive number",
+        "Start each client with this version and the job's app",
+    )
+
+
+class Kept:
+    """State of a rule that is arrays: one array for each of the values, under each of a few names."""
+
+    def __init__(self, values: Sequence[Values], **starts: float) -> None:
+        """Begin with arrays of the shapes of ``values`` filled with ``starts``, by name."""
+        self.arrays = {name: [np.full_like(one, start) for one in values] for name, start in starts.items()}
+
+    def __getitem__(self, name: str) -> list[Values]:
+        return self.arrays[name]
+
+    def state(self) -> dict[str, Values]:
+        """Return the arrays as a checkpoint names them."""
+        return {f"{place}/{name}": one for name, ones in self.arrays.items() for place, one in enumerate(ones)}
+
+    def load(self, state: Mapping[str, Values]) -> None:
+        """Take arrays of the same names and shapes. Raises KeyError, ValueError."""
+        own = self.state()
+        if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
+            raise ValueError("another model")
+        for name, array in own.items():
+            array[...] = state[name]
