@@ -17,6 +17,7 @@ from thalweg.cli import app
 HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
 COMMANDS = (
     "run",
+    "new",
     "server",
     "client",
     "pki",

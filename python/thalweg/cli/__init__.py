@@ -23,6 +23,7 @@ from thalweg.cli import (
     flower,
     forward,
     lab,
+    new,
     node,
     pki,
     run,
@@ -192,6 +193,7 @@ def _options(
 
 
 app.command("run", cls=PlanCommand)(run.command)
+app.command("new", short_help="Make a project to begin with.")(new.command)
 app.command("server", cls=PlanCommand)(server.command)
 app.command("client", cls=PlanCommand)(client.command)
 app.command("node", cls=PlanCommand, short_help="Be one node of a graph or of an aggregation tree.")(node.command)
