@@ -10,10 +10,12 @@ import inspect
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, get_origin
 
 import typer
 from typer.core import TyperCommand
+
+from thalweg.cli import values
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -129,26 +131,20 @@ def _info(option: Option, key: Key) -> Any:
     name = _name(option, key).replace("_", "-")
     # A flag that is on by default also gets the option that switches it off.
     flag = f"--{name}/--no-{name}" if key.field.default is True else f"--{name}"
-    return typer.Option(flag, metavar=option.metavar, help=option.help or _help(key))
-
-
-def _kinds(key: Key) -> list[Any]:
-    """Return a key's type and the types inside it, outermost first."""
-    kinds = [key.field.annotation]
-    for kind in kinds:
-        kinds += [] if get_origin(kind) is Literal else get_args(kind)
-    return kinds
+    return typer.Option(
+        flag, metavar=option.metavar, help=option.help or _help(key), autocompletion=values.completing(key)
+    )
 
 
 def _is_list(key: Key) -> bool:
-    return any(get_origin(kind) is list for kind in _kinds(key))
+    return any(get_origin(kind) is list for kind in values.kinds(key))
 
 
 def _type(key: Key) -> type:
     """Return the type of a key's option: ``str`` for values that the plan itself parses from text."""
     from pydantic import BeforeValidator
 
-    kinds = _kinds(key)
+    kinds = values.kinds(key)
     if _is_list(key):
         return list[str]
     if any(isinstance(kind, BeforeValidator) for kind in [*kinds, *key.field.metadata]):
@@ -158,7 +154,7 @@ def _type(key: Key) -> type:
 
 def _help(key: Key) -> str:
     """Return the key's description as a sentence, after the values of a ``Literal``."""
-    choices = [str(choice) for kind in _kinds(key) if get_origin(kind) is Literal for choice in get_args(kind)]
+    choices = values.choices(key)
     text = key.field.description or ""
     if choices:
         return f"{', '.join(choices[:-1])} or {choices[-1]}: {text}."

@@ -12,14 +12,12 @@ from thalweg import extras
 from thalweg.errors import PlanError
 from thalweg.graphs import edges
 from thalweg.graphs.graph import Graph
-from thalweg.graphs.words import Word
+from thalweg.graphs.words import DRAWN, Word
 
 # Maximum number of edges. Making a graph of this size takes some hundred megabytes.
 MOST_EDGES: Final = 1_000_000
 # Maximum number of draws in search of a connected graph. About every fourth 2-regular graph of 100 nodes is connected.
 DRAWS: Final = 1_000
-# Graphs that networkx draws.
-RANDOM: Final = ("regular", "small-world", "random")
 
 
 def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
@@ -31,7 +29,7 @@ def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
     check(word, nodes)
     if word.kind == "file":
         return edges.read(Path(word.path or ""), nodes)
-    if word.kind in RANDOM:
+    if word.kind in DRAWN:
         extras.require(f"the graph {word.text}", "networkx")
     for state in _states(seed, draw):
         graph = _MAKERS[word.kind](word, nodes, state)
