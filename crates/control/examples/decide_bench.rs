@@ -25,7 +25,15 @@ const ESTIMATES: u32 = 100_000;
 fn state(load: impl FnMut(u32) -> u64) -> State {
     let loads: Vec<u64> = (0..CLIENTS).map(load).collect();
     let capacity = loads.iter().sum::<u64>() / u64::from(NODES) * 11 / 10;
-    let node = Node { capacity, busy: 0, estimate: None, workers: 0, last_message: NOW, group: None };
+    let node = Node {
+        capacity,
+        busy: 0,
+        estimate: None,
+        needs: Vec::new(),
+        workers: 0,
+        last_message: NOW,
+        group: None,
+    };
     let clients = loads.into_iter().map(|load| Client { load, ..Client::default() });
     State { nodes: vec![node; NODES as usize], clients: clients.collect(), planned: None }
 }

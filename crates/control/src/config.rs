@@ -87,6 +87,10 @@ pub struct Config {
     /// Time between two plans of the hierarchies.
     #[serde(with = "crate::seconds")]
     pub every: Duration,
+    /// Number of plans, the present one included, whose largest need decides: a node has as many leaves as the
+    /// largest of its latest plans needed. So leaves start at once, and end only after the load has stayed low.
+    /// Load that goes up and down within that many plans changes nothing.
+    pub steady: u32,
     /// How long a node may be silent before it counts as lost.
     #[serde(with = "crate::seconds")]
     pub silence: Duration,
@@ -107,6 +111,7 @@ impl Default for Config {
             workers: 1,
             history: 700,
             every: Duration::from_secs(120),
+            steady: 3,
             silence: Duration::from_secs(10),
         }
     }

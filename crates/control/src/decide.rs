@@ -218,7 +218,18 @@ fn tree(
         // The node has no clients, so it needs no workers, whatever the estimate is.
         let stop = if due { known.workers } else { 0 };
         let leaves = known.workers - stop;
-        return Some(NodeTree { node, clients, queue, estimate, leaves, middle: false, start: 0, stop });
+        let needs = Vec::new();
+        return Some(NodeTree {
+            node,
+            clients,
+            queue,
+            estimate,
+            leaves,
+            needs,
+            middle: false,
+            start: 0,
+            stop,
+        });
     }
     let shape = match (due || known.workers == 0, config.scaling) {
         (_, Scaling::Knative) => Shape { leaves: known.workers, middle: false, wanted: known.workers },
@@ -228,10 +239,36 @@ fn tree(
             Shape { leaves, middle: config.split == Split::Clients && leaves > 1, wanted: leaves }
         }
     };
+    let (shape, needs) = match due || known.workers == 0 {
+        true => steady(node, shape, known, config, reasons),
+        false => (shape, known.needs.clone()),
+    };
     explain(node, queue, estimate, shape, due || known.workers == 0, config, reasons);
     let (start, stop) =
         (shape.leaves.saturating_sub(known.workers), known.workers.saturating_sub(shape.leaves));
-    Some(NodeTree { node, clients, queue, estimate, leaves: shape.leaves, middle: shape.middle, start, stop })
+    let Shape { leaves, middle, .. } = shape;
+    Some(NodeTree { node, clients, queue, estimate, leaves, needs, middle, start, stop })
+}
+
+/// Keeps the leaves that one of the latest plans needed. Returns the shape, and what each of these plans needed.
+fn steady(
+    node: u32,
+    shape: Shape,
+    known: &Node,
+    config: &Config,
+    reasons: &mut Vec<Because>,
+) -> (Shape, Vec<u32>) {
+    if config.split != Split::Clients || config.scaling != Scaling::Hierarchy {
+        return (shape, Vec::new());
+    }
+    let plans = config.steady.max(1) as usize;
+    let older = known.needs.len().saturating_sub(plans - 1);
+    let needs: Vec<u32> = known.needs.iter().skip(older).copied().chain([shape.leaves]).collect();
+    let leaves = needs.iter().copied().max().unwrap_or(shape.leaves);
+    if leaves > shape.leaves {
+        reasons.push(Because::Held { node, needed: shape.leaves, leaves, plans: config.steady });
+    }
+    (Shape { leaves, middle: leaves > 1, wanted: shape.wanted.max(leaves) }, needs)
 }
 
 fn explain(

@@ -80,6 +80,12 @@ pub enum Because {
         wanted: u32,
         workers: u32,
     },
+    Held {
+        node: u32,
+        needed: u32,
+        leaves: u32,
+        plans: u32,
+    },
     Ranges {
         node: u32,
         workers: u32,
@@ -170,6 +176,9 @@ impl fmt::Display for Because {
             ),
             Self::Capped { node, wanted, workers } => {
                 write!(f, "node {node}: {workers} leaves and no more, though the queue asks for {wanted}")
+            }
+            Self::Held { node, needed, leaves, plans } => {
+                write!(f, "node {node}: {leaves} leaves stay, though {needed} would do now: one of the last {plans} plans needed them")
             }
             Self::Ranges { node, workers: 1 } => write!(f, "node {node}: one worker folds all bytes of each update"),
             Self::Ranges { node, workers } => {

@@ -13,6 +13,10 @@ pub struct Node {
     pub busy: Load,
     /// The smoothed length of its queue, from the last plan; `None` before the first.
     pub estimate: Option<Load>,
+    /// Number of leaves that each of the latest plans needed, the oldest first; see [`Config::steady`].
+    ///
+    /// [`Config::steady`]: crate::Config::steady
+    pub needs: Vec<u32>,
     /// Number of workers that it has now.
     pub workers: u32,
     /// When its last message arrived.
@@ -80,6 +84,10 @@ pub struct NodeTree {
     pub estimate: Load,
     /// Number of leaves, or of workers that fold ranges.
     pub leaves: u32,
+    /// Number of leaves that each of the latest plans needed, this one included: the node's next
+    /// [`Node::needs`].
+    #[serde(skip)]
+    pub needs: Vec<u32>,
     /// Whether a middle folds the leaves' sums.
     pub middle: bool,
     /// Number of workers to start.

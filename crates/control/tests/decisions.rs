@@ -11,7 +11,15 @@ use thalweg_control::{
 const NOW: Duration = Duration::from_secs(1000);
 
 fn node(capacity: u64) -> Node {
-    Node { capacity: capacity * UPDATE, busy: 0, estimate: None, workers: 0, last_message: NOW, group: None }
+    Node {
+        capacity: capacity * UPDATE,
+        busy: 0,
+        estimate: None,
+        needs: Vec::new(),
+        workers: 0,
+        last_message: NOW,
+        group: None,
+    }
 }
 
 fn clients(homes: &[Option<u32>]) -> Vec<Client> {

@@ -203,6 +203,7 @@ impl Scenario {
             capacity: spec.capacity,
             busy: 0,
             estimate: None,
+            needs: Vec::new(),
             workers: 0,
             last_message: Time::ZERO,
             group: spec.group,

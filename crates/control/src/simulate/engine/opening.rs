@@ -179,9 +179,10 @@ impl Engine<'_> {
         }
         if plan.planned {
             self.state.planned = plan.next.checked_sub(self.config.every);
-            plan.trees
-                .iter()
-                .for_each(|tree| self.state.nodes[tree.node as usize].estimate = Some(tree.estimate));
+            for tree in plan.trees {
+                let node = &mut self.state.nodes[tree.node as usize];
+                (node.estimate, node.needs) = (Some(tree.estimate), tree.needs);
+            }
         }
         for (node, machine) in self.state.nodes.iter_mut().zip(&self.machines) {
             (node.workers, node.last_message) = (machine.count(WorkerRole::Leaf), self.now);
