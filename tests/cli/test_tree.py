@@ -66,3 +66,37 @@ def test_a_tree_is_run_only_if_it_is_asked_for(file: str) -> None:
     assert code == 2
     assert "[tree] is of aggregation trees" in err
     assert "--aggregation tree" in err
+
+
+def test_what_was_planned_is_shown(tmp_path: Path) -> None:
+    decision = {
+        "number": 2, "at": 4.0, "rate": 8.0, "seconds": 0.25, "queue": 2.0, "estimate": 3.5, "before": 3, "leaves": 2,
+        "middle": True, "reasons": ["2 leaves and a middle, for a smoothed queue of 3.5 (now 2) at 2 a leaf"],
+    }  # fmt: skip
+    row = {
+        "round": 1, "node": "server", "leaves": 2, "created": {"leaf": 3, "middle": 0}, "reused": {"middle": 1},
+        "retired": 1, "died": 0, "plans": 2, "decisions": [decision],
+    }  # fmt: skip
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "manifest.json").write_text('{"status": "complete"}')
+    code, out, _ = invoke("tree", "watch", str(tmp_path))
+    assert (code, out.splitlines()) == (
+        0,
+        ["no workers were planned: that takes tree.split = 'clients' and tree.scaling = 'hierarchy'"],
+    )
+    (tmp_path / "workers.jsonl").write_text(json.dumps(row) + "\n")
+    code, out, _ = invoke("tree", "watch", str(tmp_path))
+    workers, plan = out.splitlines()
+    assert code == 0
+    assert workers == (
+        "round 1, server: leaves 2; so far leaves created 3, middles created 0, leaves reused as middle 1, retired 1, "
+        "died 0"
+    )
+    assert plan == (
+        "  plan 2 at 4.0 s: 3 leaves become 2, for a queue of 2 updates, 3.5 smoothed (8 a second, 250 ms each): "
+        "2 leaves and a middle, for a smoothed queue of 3.5 (now 2) at 2 a leaf"
+    )
+    printed = json.loads(invoke("tree", "watch", str(tmp_path), "--json")[1])
+    assert printed == {"status": "complete", "rounds": [row]}
+    code, _, err = invoke("tree", "watch", str(tmp_path / "nowhere"))
+    assert (code, "is not the record of a run" in err) == (1, True)

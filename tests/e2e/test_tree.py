@@ -61,7 +61,8 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
     assert "tree" not in plain
     work = done["tree"]
     assert set(work) == {
-        "nodes_used", "workers", "aggregators_created", "died", "warm", "commits", "aggregation_completion_seconds",
+        "nodes_used", "workers", "leaves", "created", "reused", "retired", "decisions",
+        "aggregators_created", "died", "warm", "commits", "aggregation_completion_seconds",
         "started", "start_us", "resume_us",
         "handover_us", "fold_us", "cpu_seconds", "pool_bytes", "sums_bytes", "routes", "routes_reason", "notes",
         "system", "switches",

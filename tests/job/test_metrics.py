@@ -12,7 +12,7 @@ from tests.outcomes import outcome_of
 from thalweg.errors import LinkError, PlanError
 from thalweg.job.common.metrics import Counted, exposing
 from thalweg.plan import Plan
-from thalweg.trees.counters import Now, Percentiles, Started, Workers
+from thalweg.trees.counters import Created, Decisions, Now, Percentiles, Reused, Started, Workers
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: uv pip install prometheus-client")
 
@@ -20,7 +20,8 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 def told(died: int = 2) -> Workers:
     nothing = Percentiles(None, None)
     return Workers(
-        workers=2, aggregators_created=2, died=died, warm=2, commits=2, started=Started(2, 0), start_us=nothing,
+        workers=2, leaves=1, aggregators_created=2, created=Created(2, 0), reused=Reused(3), retired=1,
+        decisions=Decisions(4, ()), died=died, warm=2, commits=2, started=Started(2, 0), start_us=nothing,
         resume_us=nothing, handover_us=nothing, fold_us=nothing, cpu_seconds=1.5, hops_cpu_seconds=0.0,
         pool_bytes=4096, sums_bytes=128, routes="node", routes_reason="", notes=None,
         now=Now(7, 0, 8, 3, (10.0, 25.0), (1, 2, 4), 300.0),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from thalweg.plan.options import CoreOptions
 from thalweg.sections import SecuritySection
 from thalweg.transports.links import local_trust
 from thalweg.trees import live
+from thalweg.trees.counters import Created, Decisions, NodeClients, Reused, Totals
 from thalweg.trees.merging import workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
@@ -396,5 +398,54 @@ def test_a_record_names_the_switches_that_a_run_follows() -> None:
     assert report is not None
     assert report.system == "lifl"
     assert report.switches["start"] == "template"
-    assert "reuse" not in report.switches
+    assert not {"reuse", "scaling", "placement"} & set(report.switches), "ranges have no leaves, and there is one node"
     assert live.options(Plan.of({})) == {}
+
+
+def test_a_record_claims_only_what_was_done() -> None:
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"split": "clients", "workers": 2}})
+
+    def claimed(plan: Plan, counters: Totals) -> Mapping[str, object]:
+        return live.followed(plan, counters)
+
+    nothing = replace(workers([]), decisions=Decisions(1, ()))
+    assert "reuse" not in claimed(plan, nothing), "no round had two leaves"
+    assert claimed(plan, nothing)["scaling"] == "hierarchy"
+    assert claimed(plan, replace(nothing, reused=Reused(2)))["reuse"] is True
+    apart = plan.merge({"tree.reuse": False})
+    assert claimed(apart, replace(nothing, created=Created(2, 1)))["reuse"] is False
+    nodes = (NodeClients("node-0", 2), NodeClients("node-1", 1))
+    assert claimed(plan, replace(nothing, nodes=nodes))["placement"] == "best-fit"
+
+
+@pytest.mark.parametrize("system", ["lifl", "sf", "sl-h"])
+def test_systems_differ_in_their_switches_alone(system: str) -> None:
+    """All other options of workers are the same."""
+
+    def workers_of(system: str) -> dict[str, object]:
+        tree = {"system": system, "split": "clients", "workers": 2}
+        return vars(live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))["workers"])
+
+    of_switches = {"data_plane", "side_process", "start", "timing", "autoscaler", "plans", "middle"}
+    other, own = workers_of("lifl"), workers_of(system)
+    assert {key for key in own if own[key] != other[key]} <= of_switches
+    assert (own["plans"] is not None) == (system == "lifl")
+    assert own["middle"] == {"lifl": "reused", "sf": "node", "sl-h": "own"}[system]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_leaves_are_planned_while_a_job_runs_and_a_middle_adds_up_their_sums(
+    star: bytes, reuse: bool, routes: str
+) -> None:
+    tree = {"split": "clients", "workers": 3, "inputs": 1, "reuse": reuse, "routes": routes}
+    options = live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree, "job": {"clients": CLIENTS}}))
+    model, work = job(options)
+    assert model == star
+    assert work is not None
+    first = work["decisions"]["latest"][0]
+    assert (first["number"], first["before"], first["leaves"], first["middle"]) == (1, 0, 3, True)
+    assert first["reasons"]
+    assert work["leaves"] == 3
+    assert work["created"] == {"leaf": 3, "middle": 0 if reuse else 1}
+    assert work["reused"] == {"middle": ROUNDS if reuse else 0}
+    assert work["retired"] == work["died"] == 0

@@ -83,7 +83,9 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     counts = dict.fromkeys(
         (
             "workers",
+            "leaves",
             "aggregators_created",
+            "retired",
             "died",
             "warm",
             "commits",
@@ -100,6 +102,9 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     reports: list[dict[str, Any]] = [
         {
             **counts,
+            "created": {"leaf": 2, "middle": 1},
+            "reused": {"middle": 3},
+            "decisions": {"count": 2, "latest": []},
             "started": {"template": 2, "program": 0},
             "start_us": {"p50": 3000.0, "p99": 4000.0},
             "resume_us": nothing,
@@ -110,6 +115,9 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
         {
             **counts,
             "workers": 2,
+            "created": {"leaf": 1, "middle": 0},
+            "reused": {"middle": 1},
+            "decisions": None,
             "started": {"template": 1, "program": 1},
             "start_us": {"p50": 2000.0, "p99": 50000.0},
             "resume_us": nothing,
@@ -121,6 +129,8 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     totals = wire.values_of(workers([wire.made(Counters, one) for one in reports]))
     assert (totals["workers"], totals["commits"], totals["pool_bytes"]) == (3, 2, 2)
     assert totals["started"] == {"template": 3, "program": 1}
+    assert (totals["created"], totals["reused"]) == ({"leaf": 3, "middle": 1}, {"middle": 4})
+    assert totals["decisions"] == {"count": 2, "latest": []}
     assert (totals["start_us"], totals["resume_us"]) == ({"p50": 3000.0, "p99": 50000.0}, nothing)
     assert totals["handover_us"] == {"p50": 30.0, "p99": None}
     assert (totals["routes"], totals["notes"]) == ("kernel, node", {"routed": 3, "passed": 1, "bytes": 8})

@@ -31,8 +31,8 @@ pub use error::{Error, Kind};
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};
 pub use options::{
-    ClientOptions, DataPlaneRule, Layers, PartialRule, PrecisionRule, RouteRule, ServerOptions, SplitRule,
-    StartRule, TimingRule, WorkerOptions,
+    ClientOptions, DataPlaneRule, Layers, MiddleRule, PartialRule, PrecisionRule, RouteRule, ServerOptions,
+    SplitRule, StartRule, TimingRule, WorkerOptions,
 };
 pub use proxy::Proxy;
 pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice, BASELINES};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use thalweg_control::autoscaler::Knobs;
+use thalweg_control::Config;
 use thalweg_fold::Precision;
 use thalweg_proto::{Choice, Fanout, Gather, Partial};
 use thalweg_transport::Options;
@@ -157,6 +158,19 @@ pub enum StartRule {
     Cold,
 }
 
+/// Who adds up the sums of leaves, with workers that split updates by clients and share memory with the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MiddleRule {
+    /// The node's own process.
+    #[default]
+    Node,
+    /// The leaf that has finished first.
+    Reused,
+    /// A worker that does nothing else.
+    Own,
+}
+
 /// Options of worker processes that fold updates.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -183,6 +197,16 @@ pub struct WorkerOptions {
     /// Settings of the autoscaler, which decides how many workers get updates; `None` for none.
     #[serde(default)]
     pub autoscaler: Option<Knobs>,
+    /// The planner's settings, if it decides while the job runs how many leaves get updates and have a process;
+    /// `None` for all `count` leaves, or if an autoscaler decides.
+    #[serde(default)]
+    pub plans: Option<Config>,
+    /// Number of updates that the first plan is for.
+    #[serde(default)]
+    pub updates: u32,
+    /// Who adds up the leaves' sums.
+    #[serde(default)]
+    pub middle: MiddleRule,
     /// The program that calls [`work`](crate::work), and its arguments. With the extra argument `hop` it
     /// calls [`hop`](crate::hop). With `template` it calls [`asked`](crate::asked) and
     /// [`forked`](crate::forked).

@@ -19,6 +19,10 @@ pub trait Process: Send {
     fn cpu(&self) -> u64 {
         0
     }
+    /// Memory of the process in bytes, with its share of what it shares (PSS); 0 if the system does not say.
+    fn memory(&self) -> u64 {
+        0
+    }
 }
 
 /// How a process was started.
@@ -111,6 +115,18 @@ impl Process for OwnChild {
     fn cpu(&self) -> u64 {
         cpu_of(self.0.id())
     }
+
+    fn memory(&self) -> u64 {
+        memory_of(self.0.id())
+    }
+}
+
+/// PSS in bytes of the process with this id, or of this process (`self`); 0 if the system does not say.
+pub(crate) fn memory_of(process: impl Display) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0).saturating_mul(1024)
 }
 
 /// CPU time in nanoseconds of all threads of the process with this id; 0 if the system does not say.

@@ -42,11 +42,11 @@ mod worker_pool;
 pub use copying::hop;
 pub use data_plane::{Carriage, DataPlane};
 pub use launch::{Launched, Launcher, Origin, Process, Program};
-pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
+pub use ledger::{Action, Base, Ledger, Lie, Middle, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, NodeRoutes, Routes};
 pub use template::{forked, next_request, Template};
 pub use worker::{work, work_with, Step};
 pub use worker_pool::{
-    Counts, Doing, Handovers, Start, Stretch, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
+    Counts, Doing, Handovers, Plans, Start, Stretch, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };

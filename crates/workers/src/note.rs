@@ -16,7 +16,8 @@
 //!
 //! `Folded` is followed by the time at which the worker opened the object, in nanoseconds of the monotonic
 //! clock (8 bytes). `Refused` is followed by a reason. `Committed` is followed by the CPU time of the process
-//! in nanoseconds (8 bytes) and the head of its sums.
+//! in nanoseconds (8 bytes) and the head of its sums. `Merge` has the other worker's index as its sequence, and
+//! the slot of that worker's sums; their head follows.
 
 use thalweg_shm_pool::{Key, Name};
 
@@ -48,6 +49,10 @@ pub enum Kind {
     Send = 8,
     /// From a worker, always first: it has mapped its memory and takes orders.
     Ready = 9,
+    /// To a worker: add the committed sums of another worker to the sums.
+    Merge = 10,
+    /// From a worker: the other worker's sums were added.
+    Merged = 11,
 }
 
 impl Kind {
@@ -62,6 +67,8 @@ impl Kind {
             Self::Committed,
             Self::Send,
             Self::Ready,
+            Self::Merge,
+            Self::Merged,
         ];
         all.into_iter().find(|&kind| kind as u16 == number)
     }

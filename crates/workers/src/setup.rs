@@ -20,6 +20,9 @@ use thalweg_wire::{Layout, Range};
 /// Maximum number of bytes of an encoded [`Setup`].
 const MOST: u64 = 256 << 20;
 
+/// The sums of each worker begin at a multiple of this.
+const PAGE: u64 = 4096;
+
 /// All settings that a worker needs. The descriptors of [`Shared`] are sent together with them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
@@ -34,6 +37,11 @@ pub(crate) struct Setup {
     classes: Vec<(u64, u32)>,
     /// Size in bytes of the memory for the worker's sums, both slots together.
     pub sums_bytes: u64,
+    /// Where the worker's sums begin in the memory of the descriptor.
+    pub sums_start: u64,
+    /// Size in bytes of that memory. It is larger than `sums_bytes` if the sums of all workers lie in it, one
+    /// after the other, so that one worker can add up those of others.
+    pub memory_bytes: u64,
     /// Whether updates are copied. If so, the third descriptor is the worker's end of the connection for
     /// copies.
     pub copies: bool,
@@ -60,7 +68,23 @@ impl Setup {
             Precision::Exact => 2,
         };
         let classes = plan.classes().iter().map(|class| (class.bytes, class.slots)).collect();
-        Self { number: 0, layout, precision, part, classes, sums_bytes: 0, copies: false, base: None }
+        Self {
+            number: 0,
+            layout,
+            precision,
+            part,
+            classes,
+            sums_bytes: 0,
+            sums_start: 0,
+            memory_bytes: 0,
+            copies: false,
+            base: None,
+        }
+    }
+
+    /// Bytes from the sums of one worker to those of the next, where all lie in one memory.
+    pub fn stride(&self) -> u64 {
+        self.sums_bytes.next_multiple_of(PAGE)
     }
 
     pub fn precision(&self) -> Option<Precision> {

@@ -24,7 +24,7 @@ use rustix::process::{
     pidfd_open, pidfd_send_signal, waitid, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions,
 };
 
-use crate::launch::{cpu_of, Launched, Launcher, Origin, Process, Program};
+use crate::launch::{cpu_of, memory_of, Launched, Launcher, Origin, Process, Program};
 use crate::setup::{receive_with, send_with};
 
 /// A template that does not answer within this time is killed.
@@ -142,6 +142,17 @@ impl Forked {
     }
 }
 
+impl Forked {
+    /// A number that was read by the process's id; 0 if the process has ended, since another may have the id.
+    fn own(&self, number: u64) -> u64 {
+        if self.has_ended(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            0
+        } else {
+            number
+        }
+    }
+}
+
 impl Process for Forked {
     fn end(&mut self) {
         self.kill();
@@ -155,13 +166,11 @@ impl Process for Forked {
     }
 
     fn cpu(&self) -> u64 {
-        let time = cpu_of(self.id);
-        // If the process still exists, the times that were read by its id belong to it.
-        if self.has_ended(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            0
-        } else {
-            time
-        }
+        self.own(cpu_of(self.id))
+    }
+
+    fn memory(&self) -> u64 {
+        self.own(memory_of(self.id))
     }
 }
 

@@ -11,7 +11,7 @@ use thalweg_fold::{Accumulator, Precision, SumsHead};
 use thalweg_rng::Rng;
 use thalweg_shm_pool::{Key, Name};
 use thalweg_wire::{Dtype, Layout};
-use thalweg_workers::{Action, Base, Ledger, Lie, Order, Split};
+use thalweg_workers::{Action, Base, Ledger, Lie, Middle, Order, Split};
 
 const STAGING: usize = 3;
 
@@ -53,6 +53,8 @@ struct Worker {
     base: Option<usize>,
     has_begun: bool,
     orders: VecDeque<(u32, Order)>,
+    /// The sums that each [`Order::Merge`] in `orders` is about.
+    others: VecDeque<BTreeSet<u32>>,
     replies: VecDeque<(u32, Reply)>,
 }
 
@@ -70,12 +72,24 @@ impl Worker {
         self.slots[open] = BTreeSet::from([999]);
     }
 
-    fn fold(&mut self, sequence: u32) -> Reply {
+    fn begin(&mut self) {
         let open = self.open();
         if !self.has_begun {
             self.slots[open] = self.base.map(|base| self.slots[base].clone()).unwrap_or_default();
             self.has_begun = true;
         }
+    }
+
+    fn merge(&mut self) {
+        self.begin();
+        let (open, other) = (self.open(), self.others.pop_front().unwrap());
+        assert!(self.slots[open].is_disjoint(&other), "an update is merged twice");
+        self.slots[open].extend(other);
+    }
+
+    fn fold(&mut self, sequence: u32) -> Reply {
+        self.begin();
+        let open = self.open();
         if is_bad(sequence) {
             return Reply::Refused(sequence);
         }
@@ -107,6 +121,10 @@ impl Worker {
             }
             Order::Commit => Some(self.commit()),
             Order::Fold { sequence, .. } => Some(self.fold(sequence)),
+            Order::Merge { .. } => {
+                self.merge();
+                None
+            }
         };
         self.replies.extend(reply.filter(|_| says).map(|reply| (task, reply)));
     }
@@ -116,6 +134,7 @@ struct World {
     rng: Rng,
     ledger: Ledger,
     split: Split,
+    middle: Middle,
     reserve: usize,
     workers: Vec<Worker>,
     in_pool: BTreeSet<u32>,
@@ -131,10 +150,31 @@ impl World {
         let count = rng.up_to(3) as usize;
         let split = if rng.hits(0.5) { Split::Ranges } else { Split::Clients };
         let reserve = below(&mut rng, 4) as usize;
+        let middle = match (split, below(&mut rng, 3)) {
+            (Split::Ranges, _) | (_, 0) => Middle::Node,
+            (_, 1) => Middle::Reused,
+            _ => Middle::Own,
+        };
+        let count = count + usize::from(middle == Middle::Own);
         let workers = std::iter::repeat_with(Worker::default).take(count).collect();
-        let ledger = Ledger::new(count, split, reserve);
+        let mut ledger = Ledger::new(count, split, reserve).with_middle(middle);
+        if rng.hits(0.5) {
+            ledger.prefer_running();
+        }
         let (in_pool, outcomes, kills) = (BTreeSet::new(), BTreeMap::new(), below(&mut rng, 9) as u32);
-        Self { rng, ledger, split, reserve, workers, in_pool, outcomes, closed: None, kills, head: head() }
+        Self {
+            rng,
+            ledger,
+            split,
+            middle,
+            reserve,
+            workers,
+            in_pool,
+            outcomes,
+            closed: None,
+            kills,
+            head: head(),
+        }
     }
 
     fn act(&mut self) {
@@ -143,6 +183,11 @@ impl World {
                 Action::Tell { worker, task, order } => {
                     if let Order::Fold { sequence, .. } = order {
                         assert!(self.in_pool.contains(&sequence), "{sequence} is given after its release");
+                    }
+                    if let Order::Merge { from } = order {
+                        let base = self.ledger.base(from).unwrap().slot as usize;
+                        let other = self.workers[from].slots[base].clone();
+                        self.workers[worker].others.push_back(other);
                     }
                     if self.workers[worker].is_alive {
                         self.workers[worker].orders.push_back((task, order));
@@ -186,6 +231,7 @@ impl World {
                 }
                 self.workers[worker].is_alive = false;
                 self.workers[worker].orders.clear();
+                self.workers[worker].others.clear();
                 self.ledger.died(worker);
             }
             _ if !is_alive => {
@@ -237,6 +283,8 @@ impl World {
         match self.split {
             Split::Ranges => sums.for_each(|sums| assert_eq!(sums, &good)),
             Split::Clients => {
+                let with_sums = sums.clone().count();
+                assert!(self.middle == Middle::Node || with_sums == 1, "the middle has all sums");
                 let all: Vec<u32> = sums.flatten().copied().collect();
                 assert_eq!(all.len(), good.len(), "an update is in two sums");
                 assert_eq!(all.into_iter().collect::<BTreeSet<u32>>(), good);
@@ -257,6 +305,55 @@ fn each_update_counts_exactly_once_whoever_dies() {
             world.round(updates);
         }
     }
+}
+
+/// Gives each of three leaves an update, lets them commit in this order, and returns the worker that then gets the
+/// middle's work.
+fn middle_after(order: [usize; 3], middle: Middle) -> (usize, u64) {
+    let workers = 3 + usize::from(middle == Middle::Own);
+    let mut ledger = Ledger::new(workers, Split::Clients, 3).with_middle(middle);
+    (0..workers).for_each(|worker| ledger.started(worker, 0));
+    (0..3).for_each(|sequence| assert_eq!(ledger.add(name(sequence), 1.0), sequence));
+    let mut epochs = vec![0; workers];
+    while let Some(action) = ledger.poll_action() {
+        let Action::Tell { worker, task, order: Order::Fold { sequence, .. } } = action else { continue };
+        epochs[worker] = task;
+        ledger.folded(worker, task, sequence, key(sequence)).unwrap();
+    }
+    ledger.close();
+    for worker in order {
+        ledger.committed(worker, epochs[worker], Base { slot: 0, head: head() }).unwrap();
+    }
+    let merges = std::iter::from_fn(|| ledger.poll_action()).filter_map(|action| match action {
+        Action::Tell { worker, order: Order::Merge { .. }, .. } => Some(worker),
+        _ => None,
+    });
+    let at: BTreeSet<usize> = merges.collect();
+    assert_eq!(at.len(), 1);
+    (*at.first().unwrap(), ledger.reused())
+}
+
+#[test]
+fn the_first_leaf_to_finish_becomes_the_middle_and_without_reuse_none_does() {
+    assert_eq!(middle_after([2, 0, 1], Middle::Reused), (2, 1));
+    assert_eq!(middle_after([1, 2, 0], Middle::Reused), (1, 1));
+    assert_eq!(middle_after([1, 2, 0], Middle::Own), (3, 0));
+}
+
+#[test]
+fn sums_that_cannot_be_added_up_fail_the_round_and_not_the_next() {
+    let mut ledger = Ledger::new(2, Split::Clients, 2).with_middle(Middle::Reused);
+    (0..2).for_each(|worker| ledger.started(worker, 0));
+    (0..2).for_each(|sequence| _ = ledger.add(name(sequence), 1.0));
+    let task = tasks(&mut ledger)[0];
+    (0..2).for_each(|one: u32| ledger.folded(one as usize, task, one, key(one)).unwrap());
+    ledger.close();
+    (0..2).for_each(|worker| ledger.committed(worker, task, Base { slot: 0, head: head() }).unwrap());
+    ledger.refused(0, task, 1, "no room").unwrap();
+    let failed = |action: &Action| matches!(action, Action::Closed(Err(why)) if why.contains("no room"));
+    assert!(std::iter::from_fn(|| ledger.poll_action()).any(|action| failed(&action)));
+    ledger.begin();
+    assert_eq!(ledger.add(name(0), 1.0), 0);
 }
 
 fn started() -> Ledger {

@@ -1,7 +1,8 @@
-"""``thalweg tree plan``, ``thalweg tree simulate`` and ``thalweg tree calibrate``."""
+"""``thalweg tree plan``, ``thalweg tree simulate``, ``thalweg tree watch`` and ``thalweg tree calibrate``."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeAlias
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from thalweg.job.tree.calibration import Calibration
     from thalweg.trees import Head, NodeTree, Replayed, SimulatedRound
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees without running them.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees.")
 PlanFile: TypeAlias = Annotated[
     Path | None, typer.Argument(metavar="PLAN.toml", help="Plan with [tree] and [nodes]; options override it.")
 ]
@@ -28,6 +29,8 @@ Records: TypeAlias = Annotated[
 CAVEAT: Final = "simulated, and not accepted: no live run of this system was met within 15 % (--record)"
 ACCEPTED: Final = "simulated, and accepted: the live runs above were met within 15 %"
 SHOWN: Final = 20
+# Time between two looks at the record of a running job.
+LOOK_SECONDS: Final = 0.5
 ROUTES: Final = {
     "auto": "inside the kernel where it can take them, else through the node",
     "kernel": "inside the kernel",
@@ -86,6 +89,45 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
     for one in met:
         typer.echo(f"  {_met(one)}")
     typer.echo(ACCEPTED if simulated.accepted else CAVEAT)
+
+
+@app.command("watch")
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Record of a run, which may be running.")],
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and do not wait for more.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a running tree's nodes plan, round by round: leaves, the reasons, and what became of workers.
+
+    It ends with the run. With --json it prints what there is now.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.record import Record, workers
+
+        record = Record(folder)
+        if as_json:
+            emit({"status": record.manifest["status"], "rounds": list(workers.read(folder))})
+            return
+        from thalweg.trees.decided import plan_in_words, workers_in_words
+
+        looks = 0
+
+        def goes_on() -> bool:
+            nonlocal looks
+            if looks:
+                time.sleep(LOOK_SECONDS)
+            looks += 1
+            return not once and record.manifest["status"] == "running"
+
+        shown = 0
+        for row in workers.followed(folder, goes_on):
+            shown += 1
+            typer.echo(workers_in_words(row))
+            for decision in row["decisions"]:
+                typer.echo(f"  {plan_in_words(decision)}")
+        if not shown:
+            typer.echo("no workers were planned: that takes tree.split = 'clients' and tree.scaling = 'hierarchy'")
 
 
 @app.command("calibrate", cls=TreeCommand)

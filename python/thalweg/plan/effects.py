@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import algorithms, apps
 from thalweg.errors import PlanError
-from thalweg.plan.systems import split, switches
+from thalweg.plan.systems import has_leaves, has_middle, has_plans, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports import registry
 from thalweg.ui.phrases import listed
@@ -93,7 +93,7 @@ def _tree(plan: Plan) -> TreeSection:
 
 
 def _has_leaves(plan: Plan) -> bool:
-    return split(_tree(plan)) == "clients" and switches(_tree(plan))["levels"] == "tree"
+    return has_leaves(_tree(plan))
 
 
 def _has_choice(plan: Plan) -> bool:
@@ -126,6 +126,15 @@ _LEAVES: Final = Need(
 )
 _INPUTS: Final = Need(
     lambda plan: _has_leaves(plan) or _is_scaled(plan), "it is for leaves, which a node has with tree.split = 'clients'"
+)
+_PLANS: Final = Need(
+    lambda plan: has_plans(_tree(plan)),
+    "it is for planned leaves, which a node has with tree.split = 'clients' and tree.scaling = 'hierarchy'",
+)
+_MIDDLE: Final = Need(
+    lambda plan: has_middle(_tree(plan)),
+    "it is for leaves that share memory with their node: tree.split = 'clients', tree.data_plane = 'pool' and no side "
+    "process",
 )
 _AUTOSCALER: Final = Need(_is_scaled, "it is for an autoscaler, which a node has with tree.scaling = 'knative'")
 _RAY: Final = Need(
@@ -161,7 +170,7 @@ _OWN: Final = "the app has its own"
 _UPDATES: Final = "what is lost of its replies is sent again, or counts for nothing where they are folded"
 _MIXING: Final = "it says how nodes of a graph mix their models"
 _STANDS_IN: Final = "aggregation.weights says what stands in for a chunk that is missing"
-_ONCE: Final = "a run plans its tree once"
+_ONCE: Final = "a run places its clients once"
 
 # Keys of [network] with an effect wherever there is a network.
 LINKS: Final = (
@@ -301,7 +310,7 @@ LINES: Final[Mapping[str, Line]] = {
     "tree.timing": _of_trees(),
     "tree.routes": _of_trees(),
     "tree.scaling": _of_trees(need=_LEAVES),
-    "tree.reuse": _simulated("a node itself adds up its leaves' sums, so no worker takes over the next level's work"),
+    "tree.reuse": _of_trees(need=_MIDDLE),
     "tree.start": _of_trees(),
     "tree.data_plane": _of_trees(),
     "tree.side_process": _of_trees(),
@@ -309,8 +318,8 @@ LINES: Final[Mapping[str, Line]] = {
     "tree.keep": _simulated(_ONCE),
     "tree.inputs": _of_trees(need=_INPUTS),
     "tree.workers": _of_trees(),
-    "tree.history": _simulated(_ONCE),
-    "tree.every": _simulated(_ONCE),
+    "tree.history": _of_trees(need=_PLANS),
+    "tree.every": _of_trees(need=_PLANS),
     "tree.silence": _simulated("job.liveness says when a link is lost, and with it a node"),
     "tree.goal": _simulated("job.choose says how many updates end a round"),
     "tree.between": _simulated("only a simulation follows it"),

@@ -40,7 +40,12 @@ REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 @dataclass(frozen=True)
 class WorkersOptions:
-    """The core's options of a node's workers. ``autoscaler`` is given if scaling follows the load as in Knative."""
+    """The core's options of a node's workers.
+
+    ``autoscaler`` is given if scaling follows the load as in Knative. ``plans`` is given if leaves are planned while
+    the job runs; the first plan is for ``updates``. ``middle`` says who adds up the leaves' sums: "node", "reused" or
+    "own".
+    """
 
     count: int
     split: str
@@ -48,6 +53,9 @@ class WorkersOptions:
     side_process: bool
     start: str
     autoscaler: Mapping[str, object] | None
+    plans: Mapping[str, object] | None
+    updates: int
+    middle: str
     routes: str
     timing: str
     command: Sequence[str]

@@ -43,3 +43,18 @@ def data_plane(tree: TreeSection) -> str:
 def split(tree: TreeSection) -> str:
     """Return how a node's workers divide its updates: by clients for the systems that LIFL is compared with."""
     return tree.split or ("ranges" if tree.system == "lifl" else "clients")
+
+
+def has_leaves(tree: TreeSection) -> bool:
+    """Return whether a node's workers are leaves that fold whole updates."""
+    return split(tree) == "clients" and switches(tree)["levels"] == "tree"
+
+
+def has_plans(tree: TreeSection) -> bool:
+    """Return whether a node plans while a job runs how many leaves it has."""
+    return has_leaves(tree) and switches(tree)["scaling"] == "hierarchy"
+
+
+def has_middle(tree: TreeSection) -> bool:
+    """Return whether a worker adds up the leaves' sums. Where sums are copied to the node, the node does it."""
+    return has_leaves(tree) and data_plane(tree) == "pool" and not switches(tree)["side_process"]

@@ -15,6 +15,8 @@
 ``parties.parquet``         a row a party
 ``links.parquet``           a row a direction of an emulated link, if there was a network
 ``queues.parquet``          the links' queues over time; ``queues.jsonl`` while the run goes on
+``workers.jsonl``           a line a round and node of a tree whose workers are planned: their counters, and the
+                            node's plans
 ``log.txt``                 events, each with its time
 ``checkpoint.safetensors``  the global model of the last checkpoint, unless the plan names another place
 ``nodes/``                  the nodes' models (``thalweg.record.of_nodes``); a job on a graph has it instead of
@@ -31,7 +33,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -43,7 +45,7 @@ from thalweg.machine.grace import is_hurried, within
 from thalweg.outcome import Entry
 from thalweg.plan import Plan
 from thalweg.plan.run_facts import RunFacts
-from thalweg.record import checkpoint, of_nodes, reading, stores, tables
+from thalweg.record import checkpoint, of_nodes, reading, stores, tables, workers
 from thalweg.record import samples as queues
 from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
 from thalweg.record.columns import Row
@@ -177,6 +179,7 @@ class RunRecord(Record):
         if done >= plan.job.rounds:
             raise RecordError(f"all {done} rounds of {path} are done", f"Ask for more with --rounds {done + 1}")
         store = _store(plan, path)
+        workers.trim(path, done)
         record = cls(path, keep=done)
         record.replan(plan)
         record._write_checkpoints_to(store)
@@ -285,6 +288,10 @@ class RunRecord(Record):
     def links(self, rows: Sequence[Link]) -> None:
         """Set the rows of the table ``links``, which is written when the run ends."""
         self._written["links"] = [asdict(row) for row in rows]
+
+    def workers(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Append what the workers of each node have done until the end of a round. Raises RecordError."""
+        workers.append(self.path, rows)
 
     def sample(self, samples: Sequence[Queue], shift: float) -> None:
         """Append samples of queues; ``shift`` seconds are added to their times. Raises RecordError."""

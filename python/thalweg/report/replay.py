@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final, TypedDict, cast
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from thalweg import _core, trees, wire
 from thalweg.errors import RecordError
@@ -18,6 +18,9 @@ from thalweg.outcome import Entry, Fold, completion_seconds
 from thalweg.plan.systems import Switches
 from thalweg.record import Record
 from thalweg.trees import Costs, Replayed
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 # A simulated time counts as correct if it differs from the live one by at most this fraction.
 MARGIN: Final = 0.15
@@ -40,6 +43,8 @@ class Work(TypedDict):
     handover_us: Percentiles
     fold_us: Percentiles
     workers: int
+    # Missing in records of earlier versions, in which all workers were leaves.
+    leaves: NotRequired[int]
 
 
 class Config(TypedDict):
@@ -116,8 +121,8 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     copied = int(size / handed)
     moved = 0.0 if on["data_plane"] == "pool" else handed
     # The simulator has aggregators above the leaves: a middle if there are several leaves, and a top if no worker
-    # becomes the top. In a run of one node the server does their work at the end of the round.
-    leaves = tree["workers"] if scenario["config"]["split"] == "clients" else 1
+    # becomes the top. In a run of one node a middle and the server do their work at the end of the round.
+    leaves = tree.get("leaves", tree["workers"]) if scenario["config"]["split"] == "clients" else 1
     middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
     top = 0.0 if on["reuse"] else moved + fold
     finish = median(cast("Fold", entry["fold"])["finish_seconds"] for entry in rounds) - middle - top

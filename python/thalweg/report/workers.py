@@ -16,6 +16,7 @@ from thalweg.report.source import Run, json_object
 CALLED: Final = {
     "start": "starting",
     "fold": "folding",
+    "merge": "adding up sums",
     "commit": "handing over",
     "sums": "giving the sums",
     "mean": "taking the mean",
@@ -27,6 +28,7 @@ COLOUR_OF: Final = {
     WAITING: "#c9ced4",
     "starting": "#b8860b",
     "folding": "#0a84c6",
+    "adding up sums": "#7a5fb5",
     "handing over": "#e0782f",
     "giving the sums": "#009e73",
     "taking the mean": "#009e73",

@@ -94,7 +94,9 @@ class TreeSection(Section):
         None, description="what decides how many workers there are: the planned hierarchy, nothing, or an autoscaler"
     )
     reuse: bool | None = Field(
-        None, description="of a simulation: whether an idle worker takes over the next level's work"
+        None,
+        description="whether a leaf that has finished takes over the middle's work, or a worker of its own has it; "
+        "in a simulation also whether a middle takes over that of the top",
     )
     start: Literal["template", "cold", "always"] | None = Field(
         None,
@@ -112,11 +114,13 @@ class TreeSection(Section):
     inputs: int = Field(2, ge=1, le=100_000, description="updates for each leaf; the paper's I")
     workers: Annotated[Workers, Option(of=("run", *TREES, CALIBRATE), metavar="NUMBER")] = Field(
         None,
-        description="most leaves of a node; with ranges or fixed scaling its workers. auto or without it: 1; in a run "
-        "with clients participants by inputs, at most one a core",
+        description="most leaves of a node, which plans how many it has; with ranges or fixed scaling its workers. "
+        "auto or without it: 1; in a run with clients participants by inputs, at most one a core",
     )
     history: Fraction = Field(0.7, description="weight of history in the estimate of a node's queue (section 5.2)")
-    every: Time = Field(120.0, description="time between plans of the hierarchies")
+    every: Annotated[Time, Option("plan-every", of=("run",), metavar="TIME")] = Field(
+        120.0, description="time between plans of the hierarchies"
+    )
     silence: Time = Field(10.0, description="time without a word after which a node counts as lost")
     goal: Annotated[int | None, Option(of=TREES)] = Field(
         None, ge=1, description="updates that end a round, where more clients take part than are needed; without it all"

@@ -90,6 +90,45 @@ class Started(counters.Started, Form):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Created(counters.Created, Form):
+    """How many processes were started as leaves, and how many only to add up the leaves' sums."""
+
+    leaf: Count
+    middle: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reused(counters.Reused, Form):
+    """How often a leaf took over the work of another role."""
+
+    middle: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveDecision(counters.LiveDecision, Form):
+    """A plan of a node's workers that was made while the job ran."""
+
+    number: Count
+    at: Amount
+    rate: Amount
+    seconds: Amount
+    queue: Amount
+    estimate: Amount
+    before: Count
+    leaves: Count
+    middle: bool
+    reasons: Annotated[tuple[Line, ...], Field(max_length=16)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions(counters.Decisions, Form):
+    """How many plans a node made while the job ran, and the latest of them."""
+
+    count: Count
+    latest: Annotated[tuple[LiveDecision, ...], Field(max_length=64)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Routed(counters.Routed, Form):
     """The kernel's counts of the workers' notes that it routed, and that it passed to the node."""
 
@@ -116,7 +155,12 @@ class Workers(counters.Workers, Form):
     """What the workers of a node have done."""
 
     workers: Count
+    leaves: Count
     aggregators_created: Count
+    created: Created
+    reused: Reused
+    retired: Count
+    decisions: Decisions | None
     died: Count
     warm: Count
     commits: Count
@@ -201,7 +245,7 @@ class WorkSpan(core_outcome.WorkSpan, Form):
     """One piece of a worker's work, with its begin and end."""
 
     worker: Count
-    what: Literal["start", "fold", "commit", "died", "mean", "sums"]
+    what: Literal["start", "fold", "merge", "commit", "died", "mean", "sums"]
     start: Seconds
     end: Seconds
     updates: Count

@@ -25,6 +25,55 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Created:
+    """How many workers' processes were started: as leaves, and only to add up the leaves' sums."""
+
+    leaf: int
+    middle: int
+
+
+@dataclass(frozen=True)
+class Reused:
+    """How often a leaf took over the work of another role (LIFL section 5.3)."""
+
+    middle: int
+
+
+@dataclass(frozen=True)
+class LiveDecision:
+    """A plan of a node's workers that was made while the job ran (LIFL section 5.2).
+
+    - ``number``: counts the node's plans from 1; the first follows from the number of its clients.
+    - ``at``: seconds since the node's workers began.
+    - ``rate``, ``seconds``: updates a second while there were any (k), and seconds that an update took, waiting
+      included (E), since the last plan; 0 in the first.
+    - ``queue``, ``estimate``: k * E in updates, and smoothed over time.
+    - ``before``, ``leaves``: leaves until then, and from then on.
+    - ``middle``: whether a middle adds up the leaves' sums.
+    - ``reasons``: in words.
+    """
+
+    number: int
+    at: int | float
+    rate: int | float
+    seconds: int | float
+    queue: int | float
+    estimate: int | float
+    before: int
+    leaves: int
+    middle: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """How many plans a node made while the job ran, and the latest of them, oldest first."""
+
+    count: int
+    latest: tuple[LiveDecision, ...]
+
+
+@dataclass(frozen=True)
 class Routed:
     """The eBPF program's counts of notes between the node and its workers (``crates/workers/src/routes``).
 
@@ -63,8 +112,13 @@ class Now:
 class Counters:
     """What workers have done since the job began.
 
-    - ``workers``: worker processes that the node keeps running.
+    - ``workers``: workers that a node can have, each with memory for sums.
+    - ``leaves``: workers that get updates now; a plan or an autoscaler may change it.
     - ``aggregators_created``: processes that were started, also in place of others (LIFL's aggregators).
+    - ``created``: the same by role.
+    - ``reused``: rounds in which a leaf took over the work of the middle.
+    - ``retired``: processes that were asked to end since no plan or autoscaler wanted them, or the round was over.
+    - ``decisions``: plans made while the job ran; None if nothing is planned.
     - ``died``: processes that ended although nobody asked them to.
     - ``warm``: workers that began a round with the process of an earlier round, counted once a round.
     - ``commits``: times that a worker committed its sums. What they contain is not folded again if it dies.
@@ -81,7 +135,12 @@ class Counters:
     """
 
     workers: int
+    leaves: int
     aggregators_created: int
+    created: Created
+    reused: Reused
+    retired: int
+    decisions: Decisions | None
     died: int
     warm: int
     commits: int

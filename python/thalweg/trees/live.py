@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
 from thalweg.plan.options import CoreOptions, WorkersOptions
-from thalweg.plan.systems import data_plane, split, switches
+from thalweg.plan.systems import data_plane, has_leaves, has_middle, has_plans, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.trees.counters import Totals
@@ -19,8 +19,6 @@ from thalweg.trees.counters import Totals
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Switches that only the simulator follows. In a live run a node adds up its leaves' sums itself: there are no middles.
-NOT_FOLLOWED: Final = ("reuse",)
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
 
 
@@ -104,6 +102,9 @@ def options(plan: Plan) -> CoreOptions:
         side_process=on["side_process"],
         start=on["start"],
         autoscaler=_autoscaler(tree) if on["scaling"] == "knative" else None,
+        plans=_plans(plan) if has_plans(tree) else None,
+        updates=_most_updates(plan),
+        middle=_middle(tree),
         routes=tree.routes,
         timing=on["timing"],
         command=command(),
@@ -117,13 +118,34 @@ def _autoscaler(tree: TreeSection) -> dict[str, object]:
     return {"concurrency": tree.inputs, **own}
 
 
+def _plans(plan: Plan) -> dict[str, object]:
+    """Return the settings of the planner that decides while the job runs how many leaves a node has."""
+    tree = plan.tree or TreeSection()
+    history = round(tree.history * 1000)
+    return {
+        "split": "clients",
+        "inputs": tree.inputs,
+        "workers": workers(plan),
+        "history": history,
+        "every": tree.every,
+    }
+
+
+def _middle(tree: TreeSection) -> str:
+    """Return who adds up the sums of a node's leaves: a leaf that takes over, a worker of its own, or the node."""
+    if not has_middle(tree):
+        return "node"
+    return "reused" if switches(tree)["reuse"] else "own"
+
+
 def workers(plan: Plan) -> int:
-    """Return how many workers a node has.
+    """Return how many workers a node can have, without a middle of its own.
 
     With ``tree.split = "ranges"`` or flat levels the default is one worker: the memory's bandwidth limits all workers
-    together. Otherwise leaves fold whole updates. A planned hierarchy has as many leaves as a node's updates divided by
-    the inputs of a leaf (LIFL section 5.2), but at most ``tree.workers``. With other scaling ``tree.workers`` is the
-    number. Without that key there are at most as many workers as cores.
+    together. Otherwise leaves fold whole updates. A planned hierarchy has at most as many leaves as a node's updates
+    divided by the inputs of a leaf (LIFL section 5.2), and at most ``tree.workers``; the core plans how many get
+    updates (``_plans``). With other scaling ``tree.workers`` is the number. Without that key there are at most as many
+    workers as cores.
     """
     tree = plan.tree or TreeSection()
     on = switches(tree)
@@ -164,7 +186,7 @@ class WorkReport:
     """What a run's workers have done: the system that the plan names, their counters, and everybody's CPU time."""
 
     system: str
-    # The switches of the system that a live run follows.
+    # The switches of the system that did something in the run.
     switches: Mapping[str, object]
     counters: Totals
     cpu_seconds: CpuSeconds
@@ -192,6 +214,20 @@ class WorkReport:
         return f"tree: {counts.workers} {workers} on {where}{died}{handed}{route}"
 
 
+def followed(plan: Plan, totals: Totals) -> dict[str, object]:
+    """Return the switches of a plan's system that did something in the run, by what the workers have counted."""
+    tree = plan.tree or TreeSection()
+    on: dict[str, object] = dict(switches(tree))
+    did = {
+        # A leaf took over the middle's work, or a process of its own did it.
+        "reuse": totals.reused.middle > 0 or totals.created.middle > 0,
+        # Plans were made, an autoscaler decided, or the number of leaves was fixed.
+        "scaling": totals.decisions is not None or on["scaling"] == "knative" or has_leaves(tree),
+        "placement": totals.nodes is not None and len(totals.nodes) > 1,
+    }
+    return {key: value for key, value in on.items() if did.get(key, True)}
+
+
 def work_report(plan: Plan, counters: str | None, cpu_seconds: float | None) -> WorkReport | None:
     """Return what workers have done, from the core's counters (JSON); None without workers.
 
@@ -202,7 +238,6 @@ def work_report(plan: Plan, counters: str | None, cpu_seconds: float | None) -> 
     tree, totals = plan.tree or TreeSection(), wire.decode(Totals, counters)
     hops = totals.hops_cpu_seconds if totals.hops_cpu_seconds > 0 and cpu_seconds is not None else None
     workers = None if cpu_seconds is None else totals.cpu_seconds
-    followed = {key: value for key, value in switches(tree).items() if key not in NOT_FOLLOWED}
     return WorkReport(
-        tree.system, followed, totals, CpuSeconds(cpu_seconds, workers, totals.gateways_cpu_seconds, hops)
+        tree.system, followed(plan, totals), totals, CpuSeconds(cpu_seconds, workers, totals.gateways_cpu_seconds, hops)
     )

@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 from thalweg.outcome.core import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
 from thalweg.trees import answers
-from thalweg.trees.counters import Counters, NodeClients, Percentiles, Routed, Started, Totals
+from thalweg.trees.counters import (
+    Counters,
+    Created,
+    Decisions,
+    NodeClients,
+    Percentiles,
+    Reused,
+    Routed,
+    Started,
+    Totals,
+)
 
 
 class Statement(NamedTuple):
@@ -134,11 +144,18 @@ def workers(
 
     ``cpu_seconds`` is the CPU time of each node's own process.
     """
+    planned = [one.decisions for one in counters if one.decisions is not None]
     kernels = [one.notes for one in counters if one.notes is not None]
     notes = Routed(*(sum(getattr(one, key) for one in kernels) for key in ("routed", "passed", "bytes")))
     return Totals(
         workers=sum(one.workers for one in counters),
+        leaves=sum(one.leaves for one in counters),
         aggregators_created=sum(one.aggregators_created for one in counters),
+        created=Created(sum(one.created.leaf for one in counters), sum(one.created.middle for one in counters)),
+        reused=Reused(sum(one.reused.middle for one in counters)),
+        retired=sum(one.retired for one in counters),
+        # Those of each node are in the record's file of decisions.
+        decisions=Decisions(sum(one.count for one in planned), ()) if planned else None,
         died=sum(one.died for one in counters),
         warm=sum(one.warm for one in counters),
         commits=sum(one.commits for one in counters),

@@ -4,12 +4,18 @@
 //! `tests/border/workers.json` is an example that both languages check.
 
 use serde::Serialize;
+use thalweg_control::Decision;
 
 /// What the workers of a node have done, and what they are doing now.
 #[derive(Serialize)]
 pub(crate) struct Workers<'a> {
     pub workers: usize,
+    pub leaves: usize,
     pub aggregators_created: u64,
+    pub created: Created,
+    pub reused: Reused,
+    pub retired: u64,
+    pub decisions: Option<Decisions>,
     pub died: u64,
     pub warm: u64,
     pub commits: u64,
@@ -33,6 +39,26 @@ pub(crate) struct Workers<'a> {
 pub(crate) struct Started {
     pub template: u64,
     pub program: u64,
+}
+
+/// How many processes were started as leaves, and how many only to add up the leaves' sums.
+#[derive(Serialize)]
+pub(crate) struct Created {
+    pub leaf: u64,
+    pub middle: u64,
+}
+
+/// How often a leaf took over the work of another role.
+#[derive(Serialize)]
+pub(crate) struct Reused {
+    pub middle: u64,
+}
+
+/// How many plans were made while the job ran, and the latest of them, oldest first.
+#[derive(Serialize)]
+pub(crate) struct Decisions {
+    pub count: u64,
+    pub latest: Vec<Decision>,
 }
 
 /// Percentiles of a time of workers, in microseconds. `None` if nothing was measured.
@@ -64,16 +90,38 @@ pub(crate) struct Now {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;
     use crate::border;
 
-    fn workers(time: Option<f64>, notes: Option<Routed>) -> Workers<'static> {
+    fn decision() -> Decision {
+        Decision {
+            number: 2,
+            at: Duration::from_millis(2500),
+            rate: 10.5,
+            seconds: 0.25,
+            queue: 2.625,
+            estimate: 3.5,
+            before: 3,
+            leaves: 2,
+            middle: true,
+            reasons: vec!["2 leaves and a middle".into()],
+        }
+    }
+
+    fn workers(time: Option<f64>, notes: Option<Routed>, decisions: Option<Decisions>) -> Workers<'static> {
         let times = || Percentiles { p50: time, p99: time };
         Workers {
             workers: 2,
+            leaves: 2,
             aggregators_created: 3,
+            created: Created { leaf: 2, middle: 1 },
+            reused: Reused { middle: 4 },
+            retired: 1,
+            decisions,
             died: 1,
             warm: 4,
             commits: 5,
@@ -103,8 +151,9 @@ mod tests {
 
     #[test]
     fn the_example_has_each_field() {
-        let filled = workers(Some(12.5), Some(Routed { routed: 9, passed: 1, bytes: 640 }));
-        let unknown = workers(None, None);
+        let decisions = Decisions { count: 2, latest: vec![decision()] };
+        let filled = workers(Some(12.5), Some(Routed { routed: 9, passed: 1, bytes: 640 }), Some(decisions));
+        let unknown = workers(None, None, None);
         border::check("workers", &json!({ "filled": filled, "unknown": unknown }));
     }
 }

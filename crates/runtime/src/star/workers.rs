@@ -14,17 +14,19 @@ use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 use thalweg_workers::{
-    Carriage, Count, DataPlane, Doing, Handovers, Launcher, NodeRoutes, Program, Split, Start, Stretch,
-    Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
+    Carriage, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program, Split, Start,
+    Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
-use super::counters::{self, Now, Percentiles, Routed, Started};
+use super::counters::{self, Created, Decisions, Now, Percentiles, Reused, Routed, Started};
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
 use super::report::written;
 use super::update_filler::UpdateFiller;
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
-use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
+use crate::options::{
+    DataPlaneRule, MiddleRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions,
+};
 use crate::{lock, random, Error, Kind};
 
 /// A worker that owes an answer for this long is replaced. Its longest task is one pass over eight updates.
@@ -75,6 +77,8 @@ impl Workers {
             plane: plane(workers),
             start: start(workers.start),
             autoscaler: workers.autoscaler,
+            plans: workers.plans.clone().map(|config| Plans { config, updates: workers.updates }),
+            middle: middle(workers.middle),
         };
         let worker_pool = WorkerPool::new(config, launcher(workers)).map_err(|e| memory(e.to_string()))?;
         Ok(Self {
@@ -179,7 +183,12 @@ impl Reducer for Workers {
         let counts = self.worker_pool.counts();
         Some(written(&counters::Workers {
             workers: self.worker_pool.workers(),
+            leaves: self.worker_pool.leaves(),
             aggregators_created: counts.started,
+            created: Created { leaf: counts.started - counts.middles, middle: counts.middles },
+            reused: Reused { middle: counts.reused },
+            retired: counts.retired,
+            decisions: self.worker_pool.decisions().map(|(count, latest)| Decisions { count, latest }),
             died: counts.died,
             warm: counts.warm,
             commits: counts.commits,
@@ -215,6 +224,7 @@ impl Reducer for Workers {
             what: match one.doing {
                 Doing::Start => "start",
                 Doing::Fold => "fold",
+                Doing::Merge => "merge",
                 Doing::Commit => "commit",
                 Doing::Died => "died",
             },
@@ -254,6 +264,14 @@ fn split(rule: SplitRule) -> Split {
     match rule {
         SplitRule::Ranges => Split::Ranges,
         SplitRule::Clients => Split::Clients,
+    }
+}
+
+fn middle(rule: MiddleRule) -> Middle {
+    match rule {
+        MiddleRule::Node => Middle::Node,
+        MiddleRule::Reused => Middle::Reused,
+        MiddleRule::Own => Middle::Own,
     }
 }
 

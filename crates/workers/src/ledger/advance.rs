@@ -139,8 +139,7 @@ impl Ledger {
         self.is_commit_due = false;
         if self.is_closing && self.queue.is_empty() {
             self.is_closing = false;
-            let bases = self.workers.iter().map(|worker| worker.base.clone()).collect();
-            self.actions.push_back(Action::Closed(Ok(bases)));
+            self.gather();
         }
     }
 }

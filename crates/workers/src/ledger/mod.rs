@@ -12,8 +12,10 @@
 //! - When a worker refuses an update, all workers that got it discard the updates that they have not
 //!   committed. The node gives them these updates again, except the refused one.
 //! - When a worker dies, its successor takes over the last commit and gets all later updates again.
+//! - When the round closes, a middle adds the leaves' committed sums to its own and commits ([`Middle`]).
 
 mod advance;
+mod middle;
 mod share;
 mod words;
 
@@ -22,6 +24,8 @@ use std::collections::{BTreeMap, VecDeque};
 use share::Share;
 use thalweg_shm_pool::{Key, Name};
 
+use middle::Merging;
+pub use middle::Middle;
 pub use words::{Action, Base, Lie, Order, Split};
 
 /// If a worker dies more often than this without folding an update or committing in between, it is not
@@ -56,6 +60,15 @@ pub struct Ledger {
     failed: Option<String>,
     commits: u64,
     actions: VecDeque<Action>,
+    middle: Middle,
+    /// The work of the middle, while it adds up the leaves' sums.
+    merging: Option<Merging>,
+    /// Leaves in the order in which they committed for the last time in this round.
+    finished: Vec<usize>,
+    /// Rounds in which a leaf took over the work of the middle.
+    reused: u64,
+    /// Whether an update is assigned to workers whose process runs, if there are any.
+    prefers_running: bool,
 }
 
 impl Ledger {
@@ -77,7 +90,17 @@ impl Ledger {
             failed: None,
             commits: 0,
             actions: VecDeque::new(),
+            middle: Middle::Node,
+            merging: None,
+            finished: Vec::new(),
+            reused: 0,
+            prefers_running: false,
         }
+    }
+
+    /// From now on updates are assigned to workers whose process runs, if there are any.
+    pub fn prefer_running(&mut self) {
+        self.prefers_running = true;
     }
 
     /// Removes and returns the next action for the driver.
@@ -113,7 +136,12 @@ impl Ledger {
 
     /// From now on only the first `workers` workers get updates. The others keep their sums.
     pub fn set_active(&mut self, workers: usize) {
-        self.active = workers.clamp(1, self.workers.len());
+        self.active = workers.clamp(1, self.leaves());
+    }
+
+    /// Number of workers that get updates.
+    pub fn active(&self) -> usize {
+        self.active
     }
 
     /// Number of updates that are not done yet.
@@ -125,7 +153,8 @@ impl Ledger {
     /// [`Split::Clients`], the workers to which an update was assigned. Worker 0 always must, so that a round
     /// without updates has sums too.
     pub fn is_part(&self, worker: usize) -> bool {
-        self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0
+        worker < self.leaves()
+            && (self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0)
     }
 
     /// Whether a worker's process can end without any update having to be folded again.
@@ -139,7 +168,8 @@ impl Ledger {
         let is_its =
             |(sequence, update): (&u32, &Update)| update.workers.contains(&worker) && !of.has(*sequence);
         let owes_commit = self.is_commit_due && self.is_part(worker) && !of.has_committed;
-        self.failed.is_none() && (owes_commit || self.updates.iter().any(is_its))
+        let is_middle = self.merging.as_ref().is_some_and(|merging| merging.middle == worker);
+        self.failed.is_none() && (owes_commit || is_middle || self.updates.iter().any(is_its))
     }
 
     /// Adds an update that lies in the pool. Returns its sequence number.
@@ -165,7 +195,8 @@ impl Ledger {
             Split::Clients => {
                 let load = |&worker: &usize| {
                     let own = self.updates.values().filter(|update| update.workers == [worker]);
-                    (own.count(), self.workers[worker].assigned)
+                    let is_away = self.prefers_running && !self.workers[worker].is_alive;
+                    (is_away, own.count(), self.workers[worker].assigned)
                 };
                 (0..self.active).min_by_key(load).into_iter().collect()
             }
@@ -184,6 +215,7 @@ impl Ledger {
             self.tell(worker, Order::Begin);
         }
         self.give_again(worker);
+        self.merge_at(worker);
         self.advance();
     }
 
@@ -230,6 +262,10 @@ impl Ledger {
         if of.task != task || !of.is_alive {
             return Ok(());
         }
+        if self.merging.as_ref().is_some_and(|merging| merging.middle == worker) {
+            self.fail(format!("the leaves' sums cannot be added up: {why}"));
+            return Ok(());
+        }
         if !of.given.contains(&sequence) {
             return Err(Lie("that it refuses an update that it was not given"));
         }
@@ -267,7 +303,8 @@ impl Ledger {
             return Err(Lie("that it committed without being asked"));
         }
         let is_old = of.base.as_ref().is_some_and(|old| old.slot == base.slot);
-        if base.slot > 1 || is_old && !of.folded.is_empty() {
+        let has_begun = !of.folded.is_empty() || self.merging.is_some();
+        if base.slot > 1 || is_old && has_begun {
             return Err(Lie("that its sums lie where they cannot"));
         }
         of.counted += of.folded.len() as u32;
@@ -279,6 +316,12 @@ impl Ledger {
         of.commit_requested = false;
         of.has_committed = true;
         of.deaths = 0;
+        if self.merging.is_some() {
+            self.merged();
+            return Ok(());
+        }
+        self.finished.retain(|&one| one != worker);
+        self.finished.push(worker);
         self.advance();
         Ok(())
     }
@@ -301,6 +344,8 @@ impl Ledger {
         self.round += 1;
         self.next = 0;
         (self.is_commit_due, self.is_closing, self.failed) = (false, false, None);
+        self.merging = None;
+        self.finished.clear();
         for worker in 0..self.workers.len() {
             let of = &mut self.workers[worker];
             of.forget();
@@ -318,8 +363,8 @@ impl Ledger {
         for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
             self.drop_update(sequence, Err(why.clone()));
         }
-        if self.is_closing {
-            self.is_closing = false;
+        let was_merging = self.merging.take().is_some();
+        if std::mem::take(&mut self.is_closing) || was_merging {
             self.actions.push_back(Action::Closed(Err(why.clone())));
         }
         self.is_commit_due = false;

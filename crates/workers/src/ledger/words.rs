@@ -40,6 +40,11 @@ pub enum Order {
         /// Weight of the update.
         weight: f64,
     },
+    /// Add the last commit of another worker to the sums; [`Ledger::base`](super::Ledger::base) has it.
+    Merge {
+        /// Index of the other worker.
+        from: usize,
+    },
 }
 
 /// An action that the driver must take.
@@ -66,8 +71,8 @@ pub enum Action {
         /// `Err` has the reason why the update does not count.
         outcome: Result<(), String>,
     },
-    /// The round is closed. `Ok` has each worker's commit, or `None` for a worker without updates. `Err` says
-    /// why there is no mean.
+    /// The round is closed. `Ok` has the commits that together hold all updates, by worker: those of all workers
+    /// with updates, or that of the middle alone. `Err` says why there is no mean.
     Closed(Result<Vec<Option<Base>>, String>),
 }
 

@@ -13,7 +13,7 @@ use crate::setup::Setup;
 /// Receives copies of updates and sends copies of sums.
 pub(super) struct CopyingPlane {
     stream: TcpStream,
-    /// The worker's own sums, mapped for reading.
+    /// The worker's own sums, mapped for reading. A worker that sends copies has memory of its own for them.
     sums: Arena,
     /// Buffer for the copy of the current update.
     update: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct CopyingPlane {
 impl CopyingPlane {
     pub fn new(end: OwnedFd, sums: &OwnedFd, setup: &Setup) -> Result<Self, String> {
         let sums = sums.try_clone().map_err(|e| e.to_string())?;
-        let sums = Arena::of_fd(sums, setup.sums_bytes, Access::Read).map_err(|e| e.to_string())?;
+        let sums = Arena::of_fd(sums, setup.memory_bytes, Access::Read).map_err(|e| e.to_string())?;
         Ok(Self { stream: TcpStream::from(end), sums, update: vec![0; setup.layout.bytes() as usize] })
     }
 

@@ -58,8 +58,8 @@ pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), Str
         Setup::receive(&socket).map_err(|e| e.to_string())?;
     let reader = Reader::new(pool, setup.plan()).map_err(|e| e.to_string())?;
     let copying = copying.map(|end| CopyingPlane::new(end, &sums, &setup)).transpose()?;
-    let arena = Arena::of_fd(sums, setup.sums_bytes, Access::Write).map_err(|e| e.to_string())?;
-    let sums = TwoSums::new(&setup, &arena).map_err(|e| e.to_string())?;
+    let arena = Arena::of_fd(sums, setup.memory_bytes, Access::Write).map_err(|e| e.to_string())?;
+    let sums = TwoSums::new(&setup, arena).map_err(|e| e.to_string())?;
     let route_copy = route.as_ref().map(|route| route.try_clone()).transpose();
     let hearing = socket.try_clone().and_then(|socket| Ok(Hearing::new(socket, route_copy?)));
     let hearing = hearing.map_err(|e| e.to_string())?;
@@ -97,7 +97,7 @@ impl Worker {
                 Ok(_) => {}
                 Err(_) => return Err("the node sent no note".into()),
             }
-            while let Some(Message { note, .. }) = hearing.next() {
+            while let Some(Message { note, following }) = hearing.next() {
                 let kind = note.kind;
                 let mut notes = vec![note];
                 while kind == Kind::Fold && notes.len() < self.pass() {
@@ -105,7 +105,7 @@ impl Worker {
                     notes.push(message.note);
                 }
                 at(Step::Ordered(kind));
-                self.obey(&notes)?;
+                self.obey(&notes, &following)?;
                 at(Step::Obeyed(kind));
                 if !self.saying.flush() {
                     return Ok(()); // the node is gone
@@ -115,8 +115,8 @@ impl Worker {
         }
     }
 
-    /// Carries out one order, or several [`Kind::Fold`] orders together.
-    fn obey(&mut self, notes: &[Note]) -> Result<(), String> {
+    /// Carries out one order, which `following` belongs to, or several [`Kind::Fold`] orders together.
+    fn obey(&mut self, notes: &[Note], following: &[u8]) -> Result<(), String> {
         match notes[0].kind {
             Kind::Begin => self.sums.begin(),
             Kind::Rollback => self.sums.rollback(),
@@ -129,11 +129,15 @@ impl Worker {
                 self.saying.say(reply, &following);
             }
             Kind::Fold => self.fold(notes)?,
+            Kind::Merge => match self.sums.merge(notes[0].name.slot, notes[0].sequence, following) {
+                Ok(()) => self.saying.say(self.reply(&notes[0], Kind::Merged), &[]),
+                Err(error) => self.refuse(&notes[0], &error.to_string()),
+            },
             Kind::Send => {
                 let base = self.sums.base().ok_or("the node wants sums, and none are committed")?;
                 self.copying.as_mut().ok_or("the node wants sums, and gave no connection")?.send(base)?;
             }
-            Kind::Folded | Kind::Refused | Kind::Committed | Kind::Ready => {
+            Kind::Folded | Kind::Refused | Kind::Committed | Kind::Ready | Kind::Merged => {
                 return Err("the node sent what only workers say".into());
             }
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Contribution, FoldError, LentMemory, SumsHead};
-use thalweg_wire::Range;
+use thalweg_fold::{Accumulator, Contribution, FoldError, LentMemory, Precision, SumsHead};
+use thalweg_wire::{Layout, Range};
 
 use crate::setup::Setup;
 
@@ -15,20 +15,39 @@ pub(super) struct TwoSums {
     base: Option<usize>,
     /// Whether updates were folded since the last commit.
     has_begun: bool,
+    memory: Memory,
+}
+
+/// The memory in which the worker's sums lie, and perhaps those of the node's other workers.
+struct Memory {
+    arena: Arena,
+    layout: Arc<Layout>,
+    precision: Precision,
+    part: Range,
+    /// Bytes of a slot.
+    half: u64,
+    /// Bytes from the first slot of one worker to that of the next.
+    stride: u64,
+}
+
+impl Memory {
+    /// The slot of sums that begins at this byte.
+    fn sums(&self, start: u64) -> Result<Accumulator, FoldError> {
+        let mut claim = self.arena.claim(Range::new(start, start.saturating_add(self.half))).ok();
+        let cut = |bytes| claim.as_mut()?.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory);
+        Accumulator::within_part(self.layout.clone(), self.precision, self.part, cut)
+    }
 }
 
 impl TwoSums {
     /// Maps the two slots. If a predecessor has committed sums, this worker takes them over.
-    pub fn new(setup: &Setup, arena: &Arena) -> Result<Self, FoldError> {
+    pub fn new(setup: &Setup, arena: Arena) -> Result<Self, FoldError> {
         let precision = setup.precision().ok_or(FoldError::Damaged("their precision is unknown"))?;
         let layout = Arc::new(setup.layout.clone());
-        let half = arena.len() / 2;
-        let slot = |start: u64| {
-            let mut claim = arena.claim(Range::new(start, start + half)).ok();
-            let cut = |bytes| claim.as_mut()?.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory);
-            Accumulator::within_part(layout.clone(), precision, setup.part, cut)
-        };
-        let mut sums = Self { slots: [slot(0)?, slot(half)?], base: None, has_begun: false };
+        let (half, stride) = (setup.sums_bytes / 2, setup.stride());
+        let memory = Memory { arena, layout, precision, part: setup.part, half, stride };
+        let slots = [memory.sums(setup.sums_start)?, memory.sums(setup.sums_start + half)?];
+        let mut sums = Self { slots, base: None, has_begun: false, memory };
         if let Some((slot, head)) = &setup.base {
             let base = usize::from(*slot != 0);
             sums.slots[base].adopt(&SumsHead::decode(head)?)?;
@@ -61,14 +80,31 @@ impl TwoSums {
     /// Adds several updates to the sums. On failure returns the index of the update that cannot be added, and
     /// the error.
     pub fn fold(&mut self, updates: &[Contribution<'_>]) -> Result<(), (usize, FoldError)> {
+        self.start().map_err(|error| (0, error))?;
+        let open = &self.slots[self.open()];
+        let folded = open.fold_many(updates, open.part());
+        folded.map_err(|refusal| (refusal.update, refusal.error))
+    }
+
+    /// Adds the committed sums in `slot` (0 or 1) of another worker, which have this encoded head. They lie in the
+    /// memory that the node's workers share, and do not change.
+    pub fn merge(&mut self, slot: u32, worker: u32, head: &[u8]) -> Result<(), FoldError> {
+        self.start()?;
+        let start = u64::from(worker).saturating_mul(self.memory.stride);
+        let other = self.memory.sums(start.saturating_add(u64::from(slot != 0) * self.memory.half))?;
+        other.adopt(&SumsHead::decode(head)?)?;
+        self.slots[self.open()].merge(&other)
+    }
+
+    /// Prepares the open slot: it begins as a copy of the last commit.
+    fn start(&mut self) -> Result<(), FoldError> {
         let open = &self.slots[self.open()];
         if let Some(base) = self.base.filter(|_| !self.has_begun) {
             open.reset();
-            open.merge(&self.slots[base]).map_err(|error| (0, error))?;
+            open.merge(&self.slots[base])?;
         }
-        let folded = open.fold_many(updates, open.part());
         self.has_begun = true;
-        folded.map_err(|refusal| (refusal.update, refusal.error))
+        Ok(())
     }
 
     /// Commits: the current slot becomes the base, and later updates go to the other slot. Returns the slot

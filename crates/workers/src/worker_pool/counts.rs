@@ -26,6 +26,13 @@ pub const HANDOVER_BOUNDS: [u64; 11] = [
 pub struct Counts {
     /// Number of processes started.
     pub started: u64,
+    /// Number of those processes that only add up leaves' sums.
+    pub middles: u64,
+    /// Number of rounds in which a leaf took over the work of the middle (LIFL, section 5.3).
+    pub reused: u64,
+    /// Number of processes that were asked to end because no plan needed them, no autoscaler wanted them, or the
+    /// round was over.
+    pub retired: u64,
     /// Number of processes that a template forked.
     pub forked: u64,
     /// Start times in nanoseconds: from the node's launch of a process until the process reports ready.

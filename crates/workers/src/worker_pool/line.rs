@@ -92,6 +92,11 @@ impl Line {
         self.process.kill();
     }
 
+    /// Memory of the process in bytes (PSS); 0 if the system does not say.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
+    }
+
     /// Kills the process and waits until it has ended. After that it writes to no memory any more.
     pub fn end(mut self) {
         self.process.end();
@@ -112,6 +117,7 @@ impl Line {
             Order::Rollback => to(Kind::Rollback),
             Order::Commit => to(Kind::Commit),
             Order::Fold { sequence, name, weight } => Note { sequence, name, weight, ..to(Kind::Fold) },
+            Order::Merge { .. } => return, // the commit goes with it: see `merge`
         };
         if note.kind == Kind::Fold {
             self.timed = (self.owed == 0).then(|| (note.sequence, clock::now()));
@@ -121,6 +127,19 @@ impl Line {
             self.committing = Some(clock::now());
         }
         self.say(note);
+    }
+
+    /// Orders the worker to add the last commit of the worker with index `from`. It goes over the Unix socket: a
+    /// head follows the note.
+    pub fn merge(&mut self, round: u32, task: u32, from: usize, base: &Base) {
+        let mut note = Note { round, ..Note::plain(0, self.party, task, Kind::Merge) };
+        let head = base.head.encode();
+        (note.sequence, note.name.slot) = (from as u32, base.slot);
+        (note.number, note.following) = (self.sent, head.len() as u64);
+        self.sent = self.sent.wrapping_add(1);
+        self.outbox.extend(note.encode());
+        self.outbox.extend(head);
+        self.flush();
     }
 
     fn say(&mut self, note: Note) {
@@ -176,9 +195,14 @@ impl Line {
             Kind::Folded => (Doing::Fold, stated(following)?, 1),
             Kind::Committed => (Doing::Commit, self.committing.take()?, 0),
             Kind::Ready => (Doing::Start, self.began, 0),
-            Kind::Refused | Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
-                return None
-            }
+            Kind::Merged => (Doing::Merge, self.committing?, 1),
+            Kind::Refused
+            | Kind::Begin
+            | Kind::Rollback
+            | Kind::Commit
+            | Kind::Fold
+            | Kind::Send
+            | Kind::Merge => return None,
         };
         Some(Stretch { worker, doing, start, end, updates })
     }
@@ -190,7 +214,14 @@ impl Line {
         match note.kind {
             Kind::Committed => self.cpu = stated.map_or(self.cpu, |cpu| cpu.max(self.cpu)),
             Kind::Folded | Kind::Refused => self.owed = self.owed.saturating_sub(1),
-            Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send | Kind::Ready => {}
+            Kind::Begin
+            | Kind::Rollback
+            | Kind::Commit
+            | Kind::Fold
+            | Kind::Send
+            | Kind::Ready
+            | Kind::Merge
+            | Kind::Merged => {}
         }
         self.has_worked |= note.kind == Kind::Folded;
         let (_, sent) =
@@ -227,9 +258,10 @@ pub(super) fn answer(
             let head = head.ok_or(Lie("a head of sums that is none"))?;
             ledger.committed(worker, note.task, Base { slot: note.name.slot, head })
         }
+        Kind::Merged => Ok(()), // the commit that follows counts
         Kind::Ready if note.number == 0 => Ok(()),
         Kind::Ready => Err(Lie("that it is ready, when it has said more already")),
-        Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
+        Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send | Kind::Merge => {
             Err(Lie("what only its node may say"))
         }
     }

@@ -5,6 +5,7 @@ mod counts;
 #[cfg(feature = "baselines")]
 mod gather;
 mod line;
+mod planning;
 mod scaling;
 mod serve;
 mod sums;
@@ -14,24 +15,27 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thalweg_arena::{Arena, ArenaError};
 use thalweg_control::autoscaler::Knobs;
+use thalweg_control::Decision;
 use thalweg_fold::{Accumulator, Precision};
 use thalweg_shm_pool::{Object, Pool};
 use thalweg_wire::Layout;
 
 pub use counts::{Counts, Handovers, HANDOVER_BOUNDS};
 use line::Line;
+use planning::Planning;
+pub use planning::Plans;
 use scaling::Scaler;
 pub use scaling::Start;
 pub use timeline::{Doing, Stretch, Timeline};
 
 use crate::clock;
 use crate::data_plane::DataPlane;
-use crate::launch::Launcher;
-use crate::ledger::{Action, Base, Ledger, Order, Split};
+use crate::launch::{memory_of, Launcher};
+use crate::ledger::{Action, Base, Ledger, Middle, Order, Split};
 use crate::note::NOTE_BYTES;
 use crate::routes::{inlet, NodeRoutes, Outlet, Routes};
 use crate::setup::Setup;
@@ -63,6 +67,11 @@ pub struct WorkerPoolConfig {
     pub start: Start,
     /// Decides how many leaves get updates. `None`: all leaves get updates.
     pub autoscaler: Option<Knobs>,
+    /// Plans how many leaves get updates and have a process, with [`Split::Clients`] and without an autoscaler.
+    /// `None`: all leaves.
+    pub plans: Option<Plans>,
+    /// Who adds up the leaves' sums. It is the node with a data plane that copies, and with [`Split::Ranges`].
+    pub middle: Middle,
 }
 
 /// An update that the worker pool has not finished. It is finished when its slot is released and `done` was
@@ -70,6 +79,8 @@ pub struct WorkerPoolConfig {
 struct Job {
     object: Option<Arc<Object>>,
     done: Option<Done>,
+    /// When it arrived; `None` once it is folded.
+    arrived: Option<Instant>,
 }
 
 struct State {
@@ -87,6 +98,7 @@ struct State {
     /// successor is ready.
     died_at: Vec<Option<u64>>,
     scaler: Option<Scaler>,
+    planning: Option<Planning>,
     closed: Option<Result<Vec<Option<Base>>, String>>,
     is_stopping: bool,
     counts: Counts,
@@ -127,11 +139,26 @@ impl WorkerPool {
     /// # Errors
     /// An error if the memory for the sums cannot be allocated.
     pub fn new(mut config: WorkerPoolConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
+        if config.split == Split::Ranges || config.plane.copies() || config.workers < 2 {
+            config.middle = Middle::Node;
+        }
+        if config.split == Split::Ranges || config.autoscaler.is_some() {
+            config.plans = None;
+        }
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
         let count = setups.len();
+        let planning = config.plans.as_ref().map(Planning::new);
+        let mut ledger = Ledger::new(count, config.split, config.reserve).with_middle(config.middle);
+        if let Some(planning) = &planning {
+            ledger.set_active(planning.leaves());
+            if config.start == Start::Always {
+                ledger.prefer_running();
+            }
+        }
+        let tick = config.autoscaler.map(|knobs| knobs.tick).or(planning.as_ref().map(Planning::every));
         let state = State {
-            ledger: Ledger::new(count, config.split, config.reserve),
+            ledger,
             jobs: HashMap::new(),
             running: std::iter::repeat_with(|| None).take(count).collect(),
             parties: BTreeSet::new(),
@@ -139,6 +166,7 @@ impl WorkerPool {
             is_retired: vec![false; count],
             died_at: vec![None; count],
             scaler: config.autoscaler.map(Scaler::new),
+            planning,
             closed: None,
             is_stopping: false,
             counts: Counts::default(),
@@ -156,9 +184,9 @@ impl WorkerPool {
         let passing = shared.clone();
         let pass = move |socket| inlet(socket, |party, note| passing.pass(party, note));
         threads.extend(unrouted.map(|socket| std::thread::spawn(move || pass(socket))));
-        if let Some(knobs) = shared.config.autoscaler {
+        if let Some(tick) = tick {
             let shared = shared.clone();
-            threads.push(std::thread::spawn(move || shared.tick(knobs)));
+            threads.push(std::thread::spawn(move || shared.tick(tick)));
         }
         Ok(Self { threads, shared })
     }
@@ -183,7 +211,9 @@ impl WorkerPool {
             state.counts.warm += used as u64;
         }
         let sequence = state.ledger.add(object.name(), weight);
-        state.jobs.insert(sequence, Job { object: Some(Arc::new(object)), done: Some(done) });
+        let job = Job { object: Some(Arc::new(object)), done: Some(done), arrived: Some(Instant::now()) };
+        state.jobs.insert(sequence, job);
+        state.planning.iter_mut().for_each(Planning::arrived);
         state.observe();
         self.shared.act(state);
     }
@@ -222,7 +252,9 @@ impl WorkerPool {
         state.ledger.begin();
         state.has_begun = false;
         state.observe();
+        state.planning.iter_mut().for_each(Planning::ended);
         state.end_round(self.shared.config.start);
+        state.retire_unplanned(self.shared.config.middle);
         self.shared.changed.notify_all();
         self.shared.act(state);
     }
@@ -240,11 +272,35 @@ impl WorkerPool {
         let sum = |of: fn(&Line) -> u64| state.running.iter().flatten().map(of).sum::<u64>();
         Counts {
             commits: state.ledger.commits(),
+            reused: state.ledger.reused(),
             cpu: state.counts.cpu + sum(|line| line.cpu),
             carrying: state.counts.carrying + sum(Line::carrying),
             kernel: self.shared.paths.as_ref().map(|paths| paths.routes.total()),
             ..state.counts.clone()
         }
+    }
+
+    /// Makes the next plan now. The plans at regular times go on. Nothing happens if nothing is planned.
+    pub fn plan(&self) {
+        self.shared.plan(&mut self.shared.lock());
+    }
+
+    /// Number of plans so far, and the latest of them, oldest first; `None` if nothing is planned.
+    pub fn decisions(&self) -> Option<(u64, Vec<Decision>)> {
+        self.shared.lock().planning.as_ref().map(Planning::decisions)
+    }
+
+    /// Number of leaves that get updates, which a plan or an autoscaler may change.
+    pub fn leaves(&self) -> usize {
+        self.shared.lock().ledger.active()
+    }
+
+    /// Memory in bytes of the node's own process and of each worker that runs, each with its share of what they
+    /// share (PSS). 0 where the system does not say.
+    pub fn memory(&self) -> (u64, Vec<u64>) {
+        // Reading takes a while: the kernel looks at each page. So the lock is not held for all workers at once.
+        let worker = |worker: usize| self.shared.lock().running[worker].as_ref().map(Line::memory);
+        (memory_of("self"), (0..self.workers()).filter_map(worker).collect())
     }
 
     /// The workers' stretches since the last call, and the current time in nanoseconds of the monotonic
@@ -257,7 +313,8 @@ impl WorkerPool {
 
     /// Bytes of memory for the sums of all workers, copies included.
     pub fn sums_bytes(&self) -> u64 {
-        self.shared.sums.iter().chain(&self.shared.copies).map(Arena::len).sum()
+        let own = self.shared.setups.iter().map(|setup| setup.sums_bytes);
+        own.chain(self.shared.copies.iter().map(Arena::len)).sum()
     }
 }
 
@@ -284,6 +341,15 @@ impl Paths {
 }
 
 impl State {
+    /// Records that a worker has folded an update of this round.
+    fn folded(&mut self, sequence: u32) {
+        self.counts.folded += 1;
+        let arrived = self.jobs.get_mut(&sequence).and_then(|job| job.arrived.take());
+        if let (Some(planning), Some(arrived)) = (&mut self.planning, arrived) {
+            planning.folded(arrived);
+        }
+    }
+
     /// Adds a stretch to the timeline. A start also counts in the start times and the recovery times.
     fn tell(&mut self, stretch: Stretch) {
         if stretch.doing == Doing::Start {
@@ -332,6 +398,13 @@ impl Shared {
             match action {
                 Action::Tell { worker, task, order } => {
                     let round = state.ledger.round();
+                    if let Order::Merge { from } = order {
+                        let base = state.ledger.base(from).cloned();
+                        if let (Some(base), Some(line)) = (base, &mut state.running[worker]) {
+                            line.merge(round, task, from, &base);
+                        }
+                        continue;
+                    }
                     let object = self.shipped(&state, &order);
                     if let Some(line) = &mut state.running[worker] {
                         line.tell(round, task, order);
@@ -355,9 +428,10 @@ impl Shared {
         if !finished.is_empty() {
             state.observe();
         }
+        let starts_for_work = self.config.start == Start::Cold || state.planning.is_some();
         drop(state);
-        if self.config.start == Start::Cold {
-            self.changed.notify_all(); // a worker may have got work
+        if starts_for_work {
+            self.changed.notify_all(); // a worker without a process may have got work
         }
         finished.into_iter().for_each(|(done, outcome)| done(outcome));
     }

@@ -1,6 +1,6 @@
 //! Decides how many workers of a pool have a process, and when these processes start and end.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thalweg_control::autoscaler::{Autoscaler, Knobs};
 
@@ -54,9 +54,9 @@ impl State {
     }
 
     /// Ends a worker's process, unless it holds updates of this round.
-    fn retire(&mut self, worker: usize) {
+    pub(super) fn retire(&mut self, worker: usize) {
         if let Some(line) = self.running[worker].as_ref().filter(|_| self.ledger.is_idle(worker)) {
-            self.is_retired[worker] = true;
+            self.counts.retired += u64::from(!std::mem::replace(&mut self.is_retired[worker], true));
             line.hang_up();
         }
     }
@@ -72,14 +72,16 @@ impl State {
 impl Shared {
     /// Whether a worker's process should run.
     pub(super) fn is_due(&self, state: &State, worker: usize) -> bool {
+        let middle = state.own_middle(self.config.middle);
+        let is_planned = state.planning.as_ref().is_none_or(|planning| planning.has(worker, middle));
         state.ledger.is_wanted(worker)
-            && (self.config.start == Start::Always || state.ledger.has_work(worker))
+            && (self.config.start == Start::Always && is_planned || state.ledger.has_work(worker))
     }
 
-    /// Lets the autoscaler decide at each tick until the worker pool ends.
-    pub(super) fn tick(&self, knobs: Knobs) {
+    /// Lets the autoscaler or the planner decide at each tick until the worker pool ends.
+    pub(super) fn tick(&self, tick: Duration) {
         let mut state = self.lock();
-        let mut next = Instant::now() + knobs.tick;
+        let mut next = Instant::now() + tick;
         while !state.is_stopping {
             let left = next.saturating_duration_since(Instant::now());
             if !left.is_zero() {
@@ -89,7 +91,8 @@ impl Shared {
             }
             state.observe();
             state.scale();
-            next += knobs.tick;
+            self.plan(&mut state);
+            next += tick;
         }
     }
 }

@@ -120,6 +120,7 @@ impl Shared {
         let party = line.party;
         let mut state = self.lock();
         state.counts.started += 1;
+        state.counts.middles += u64::from(state.own_middle(self.config.middle) == Some(worker));
         state.counts.forked += u64::from(origin == Origin::Template);
         if state.is_stopping {
             line.hang_up();
@@ -173,7 +174,9 @@ impl Shared {
                     let times = line.note_times(&message);
                     let stretch = line.stretch(worker, &message);
                     line.flush();
-                    state.counts.folded += u64::from(message.note.kind == Kind::Folded);
+                    if message.note.kind == Kind::Folded {
+                        state.folded(message.note.sequence);
+                    }
                     if let Some((handover, fold)) = times {
                         state.counts.handovers.add(handover);
                         state.counts.folds.add(fold);

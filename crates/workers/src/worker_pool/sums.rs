@@ -5,7 +5,7 @@ use thalweg_fold::{Accumulator, LentMemory};
 use thalweg_wire::Range;
 
 use super::{Shared, WorkerPoolConfig};
-use crate::ledger::{Base, Split};
+use crate::ledger::{Base, Middle, Split};
 use crate::setup::Setup;
 
 /// Maximum number of workers of a node. The maps of the kernel program have room for this many, and 16-bit
@@ -22,20 +22,31 @@ pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena
     let count = config.workers.clamp(1, MOST);
     let mut parts = match config.split {
         Split::Ranges => Accumulator::parts_of(layout, count),
-        Split::Clients => vec![whole; count],
+        Split::Clients => vec![whole; count + usize::from(config.middle == Middle::Own)],
     };
     if parts.is_empty() {
         parts.push(whole); // an update without elements has no parts
     }
-    let mut setups = Vec::new();
-    let mut sums = Vec::new();
-    for part in parts {
+    let setup = |part| {
         let mut setup = Setup::new((**layout).clone(), precision, part, config.pool.plan());
         setup.sums_bytes = 2 * Accumulator::bytes_needed_of(layout, precision, part);
+        setup.memory_bytes = setup.sums_bytes;
         setup.copies = config.plane.copies();
-        sums.push(Arena::shared(setup.sums_bytes, Access::Write)?);
-        setups.push(setup);
+        setup
+    };
+    let mut setups: Vec<Setup> = parts.into_iter().map(setup).collect();
+    if config.middle == Middle::Node {
+        let own = |setup: &Setup| Arena::shared(setup.sums_bytes, Access::Write);
+        let sums = setups.iter().map(own).collect::<Result<_, _>>()?;
+        return Ok((setups, sums));
     }
+    // The middle reads the sums of all leaves, so they lie in one memory.
+    let stride = setups[0].stride();
+    let all = Arena::shared(stride * setups.len() as u64, Access::Write)?;
+    for (setup, place) in setups.iter_mut().zip(0..) {
+        (setup.sums_start, setup.memory_bytes) = (place * stride, all.len());
+    }
+    let sums = vec![all; setups.len()];
     Ok((setups, sums))
 }
 
@@ -63,7 +74,10 @@ pub(super) fn committed(
     for ((setup, arena), base) in shared.setups.iter().zip(arenas).zip(bases) {
         let Some(base) = base else { continue };
         let half = setup.sums_bytes / 2;
-        let start = if arena.len() == half { 0 } else { u64::from(base.slot) * half };
+        let start = match arena.len() == half {
+            true => 0, // a copy of the sums
+            false => setup.sums_start + u64::from(base.slot) * half,
+        };
         let mut claim = arena.claim(Range::new(start, start + half)).map_err(|e| e.to_string())?;
         let cut = |bytes| claim.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory);
         let sums = Accumulator::within_part(config.layout.clone(), config.precision, setup.part, cut);

@@ -10,6 +10,8 @@ pub enum Doing {
     Start,
     /// The worker added updates to its sums.
     Fold,
+    /// The worker, as the middle, added the sums of other workers to its own; `updates` counts these workers.
+    Merge,
     /// The worker committed its sums. The stretch lasts from the order to the answer.
     Commit,
     /// The worker's process ended without a request.

@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use thalweg_control::Config;
 use thalweg_fold::{Accumulator, Precision, Replacement};
 use thalweg_rng::Rng;
 use thalweg_shm_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
 use thalweg_workers::{
-    Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Template,
-    WorkerPool, WorkerPoolConfig,
+    Carriage, DataPlane, Doing, Launched, Launcher, Middle, NodeRoutes, Plans, Process, Program, Split,
+    Start, Template, WorkerPool, WorkerPoolConfig,
 };
 
 pub const WORKER: &str = "THALWEG_NODE_WORKER";
@@ -133,6 +134,9 @@ struct Case {
     budget: u64,
     plane: DataPlane,
     start: Start,
+    middle: Middle,
+    /// Plans leaves for this many updates at first, and then for what is there, without smoothing.
+    planned: Option<u32>,
     /// `Some`: templates fork the workers. `Some(true)`: the templates die at random.
     templates: Option<bool>,
     seed: u64,
@@ -148,6 +152,8 @@ const CASE: Case = Case {
     budget: u64::MAX,
     plane: DataPlane { carriage: Carriage::Pool, side_process: false },
     start: Start::Always,
+    middle: Middle::Node,
+    planned: None,
     templates: None,
     seed: 1,
 };
@@ -160,8 +166,31 @@ impl Bench {
     }
 
     fn with(case: Case, launcher: Box<dyn Launcher>) -> Self {
-        let Case { precision, split, workers, reserve, timeout, routes, budget, plane, start, seed, .. } =
-            case;
+        let Case {
+            precision,
+            split,
+            workers,
+            reserve,
+            timeout,
+            routes,
+            budget,
+            plane,
+            start,
+            middle,
+            seed,
+            ..
+        } = case;
+        let plans = case.planned.map(|updates| Plans {
+            config: Config {
+                split: thalweg_control::Split::Clients,
+                workers: workers as u32,
+                inputs: 1,
+                history: 0,
+                steady: 1,
+                ..Config::default()
+            },
+            updates,
+        });
         let class = Class { bytes: layout().bytes(), slots: (STAGING + reserve) as u32 };
         let pool = Pool::new(Plan::new(&[class])).unwrap();
         let routes = routes.then(|| NodeRoutes::open().unwrap().with_budget(budget));
@@ -177,6 +206,8 @@ impl Bench {
             plane,
             start,
             autoscaler: None,
+            plans,
+            middle,
         };
         let worker_pool = WorkerPool::new(config, launcher).unwrap();
         let single = Accumulator::new(layout(), precision);
@@ -284,6 +315,8 @@ fn workers_give_the_bits_of_one_accumulator(routes: bool) {
         assert_eq!((counts.started, counts.died), (workers as u64, 0), "processes serve all rounds");
         assert_eq!(counts.warm, 2 * workers as u64);
         assert!(counts.cpu > 0 && !counts.handovers.last().is_empty());
+        let (node, each) = bench.worker_pool.memory();
+        assert!(node > 0 && each.len() == workers && each.iter().all(|&bytes| bytes > 0));
         let notes = counts.kernel.map(|kernel| (kernel.direct > 40, kernel.passed));
         assert_eq!(notes, routes.then_some((true, 0)), "all notes go inside the kernel, or none");
     }
@@ -410,7 +443,9 @@ fn killed_workers_change_no_bit(routes: bool) {
         let faults: Vec<String> = (0..below(&mut rng, 6)).map(|_| death(&mut rng)).collect();
         let budget = if rng.hits(0.5) { u64::MAX } else { below(&mut rng, 10) };
         let templates = [None, Some(false), Some(true)][below(&mut rng, 3) as usize];
-        let case = Case { precision, split, workers, reserve, routes, budget, templates, seed, ..CASE };
+        let middle = [Middle::Node, Middle::Reused, Middle::Own][below(&mut rng, 3) as usize];
+        let case =
+            Case { precision, split, workers, reserve, routes, budget, templates, middle, seed, ..CASE };
         let mut bench = Bench::new(case, &faults);
         for round in 0..2 {
             for number in 0..below(&mut rng, 10) {
@@ -432,6 +467,88 @@ fn killed_workers_change_no_bit(routes: bool) {
         seed += 1;
     }
     println!("  {killed} of {started} workers died, {forked} were forked");
+}
+
+/// A leaf takes over the work of the middle and goes on as a leaf; without reuse a process of its own has it.
+fn a_middle_adds_up_the_sums_of_the_leaves(routes: bool) {
+    for (middle, started, middles, reused) in [(Middle::Reused, 3, 0, 3), (Middle::Own, 4, 1, 0)] {
+        let case = Case { split: Split::Clients, workers: 3, middle, routes, ..CASE };
+        let mut bench = Bench::new(case, &[]);
+        for round in 0..3 {
+            (0..7).for_each(|number| bench.give(number, number == 5));
+            bench.check(&format!("{middle:?} round {round}"));
+            bench.hear_all();
+        }
+        let counts = bench.worker_pool.counts();
+        assert_eq!((counts.started, counts.middles, counts.reused), (started, middles, reused), "{middle:?}");
+        assert_eq!((counts.died, counts.retired), (0, 0));
+        let (timeline, _) = bench.worker_pool.timeline();
+        let merged = timeline.stretches.iter().filter(|stretch| stretch.doing == Doing::Merge);
+        let sums: u64 = merged.map(|stretch| stretch.updates).sum();
+        assert_eq!(sums, 3 * if middle == Middle::Own { 3 } else { 2 }, "{middle:?}: sums that were added");
+    }
+    // With one leaf there is nothing to add up.
+    let mut bench =
+        Bench::new(Case { split: Split::Clients, workers: 1, middle: Middle::Own, routes, ..CASE }, &[]);
+    (0..3).for_each(|number| bench.give(number, false));
+    bench.check("one leaf");
+    assert_eq!(bench.worker_pool.counts().started, 1);
+}
+
+/// Leaves start and end while updates arrive, and workers are killed meanwhile.
+fn plans_change_under_traffic_and_no_bit_does(routes: bool) {
+    let (mut killed, mut retired, mut changes) = (0, 0, 0);
+    for seed in 0..20 {
+        let mut rng = Rng::new(&[seed, 34]);
+        let middle = [Middle::Node, Middle::Reused, Middle::Own][below(&mut rng, 3) as usize];
+        let faults: Vec<String> = (0..below(&mut rng, 4)).map(|_| death(&mut rng)).collect();
+        let start = if rng.hits(0.2) { Start::Cold } else { Start::Always };
+        let planned = Some(rng.up_to(4) as u32);
+        let templates = rng.hits(0.5).then_some(false);
+        let split = Split::Clients;
+        let case = Case { split, workers: 4, middle, planned, start, templates, routes, seed, ..CASE };
+        let mut bench = Bench::new(case, &faults);
+        for round in 0..3 {
+            for number in 0..rng.up_to(10) {
+                bench.give(number, rng.hits(0.1));
+                if rng.hits(0.4) {
+                    bench.worker_pool.plan();
+                    // The second plan finds nothing that arrived since the first.
+                    (0..below(&mut rng, 2)).for_each(|_| bench.worker_pool.plan());
+                }
+                if rng.hits(0.1) {
+                    bench.worker_pool.kill(below(&mut rng, 4) as usize);
+                }
+            }
+            bench.check(&format!("seed {seed}, round {round}"));
+            bench.hear_all();
+        }
+        let (decided, decisions) = bench.worker_pool.decisions().unwrap();
+        assert!(decided as usize >= decisions.len() && decisions[0].number == 1);
+        changes += decisions.iter().filter(|one| one.before != one.leaves).count();
+        let counts = bench.worker_pool.counts();
+        (killed, retired) = (killed + counts.died, retired + counts.retired);
+    }
+    println!("  {changes} changes of plans, {retired} workers retired, {killed} died");
+    assert!(changes > 40 && retired > 5 && killed > 5, "too little happened");
+}
+
+/// Workers that no plan needs end; those that it needs again start.
+fn a_plan_retires_leaves_and_starts_them_again(routes: bool) {
+    let case = Case { split: Split::Clients, workers: 3, planned: Some(3), routes, ..CASE };
+    let mut bench = Bench::new(case, &[]);
+    (0..3).for_each(|number| bench.give(number, false));
+    bench.check("three leaves");
+    bench.hear_all();
+    assert_eq!((bench.worker_pool.leaves(), bench.worker_pool.counts().started), (3, 3));
+    // One plan takes what was measured in the round, the next finds nothing.
+    (0..2).for_each(|_| bench.worker_pool.plan());
+    assert_eq!((bench.worker_pool.leaves(), bench.worker_pool.counts().retired), (1, 2));
+    (0..4).for_each(|number| bench.give(number, false));
+    bench.check("one leaf");
+    bench.hear_all();
+    assert_eq!(bench.worker_pool.counts().started, 3);
+    assert_eq!(bench.worker_pool.counts().died, 0, "they ended on request");
 }
 
 fn templates_fork_all_workers(routes: bool) {
@@ -609,6 +726,9 @@ pub fn tests() {
         ),
         ("an_empty_round_ends", an_empty_round_ends),
         ("killed_workers_change_no_bit", killed_workers_change_no_bit),
+        ("a_middle_adds_up_the_sums_of_the_leaves", a_middle_adds_up_the_sums_of_the_leaves),
+        ("plans_change_under_traffic_and_no_bit_does", plans_change_under_traffic_and_no_bit_does),
+        ("a_plan_retires_leaves_and_starts_them_again", a_plan_retires_leaves_and_starts_them_again),
         ("templates_fork_all_workers", templates_fork_all_workers),
         ("templates_that_are_killed_give_up_no_round", templates_that_are_killed_give_up_no_round),
         ("a_refused_update_leaves_nothing_behind", a_refused_update_leaves_nothing_behind),

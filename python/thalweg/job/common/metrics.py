@@ -35,6 +35,18 @@ _OF_NODES: Final[Mapping[str, tuple[str, Callable[[Workers], float], bool]]] = {
     "thalweg_workers": ("worker processes that there are to be", lambda node: node.workers, False),
     "thalweg_workers_started": ("worker processes started", lambda node: node.aggregators_created, True),
     "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", lambda n: n.warm, True),
+    "thalweg_leaves": ("workers that get updates, which a plan may change", lambda node: node.leaves, False),
+    "thalweg_plans": (
+        "plans of a node's workers while the job ran",
+        lambda node: 0 if node.decisions is None else node.decisions.count,
+        True,
+    ),
+    "thalweg_workers_retired": ("workers that were asked to end", lambda node: node.retired, True),
+    "thalweg_middles_reused": (
+        "rounds in which a leaf took over the work of the middle",
+        lambda node: node.reused.middle,
+        True,
+    ),
     "thalweg_worker_deaths": ("worker processes that ended while they were wanted", lambda node: node.died, True),
     "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", lambda n: n.cpu_seconds, True),
     "thalweg_folds": (

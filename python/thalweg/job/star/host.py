@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from thalweg import _core, algorithms, apps, machine, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
@@ -43,6 +43,7 @@ from thalweg.transports import registry
 from thalweg.transports.links import Trust
 from thalweg.trees import live
 from thalweg.trees.counters import Workers
+from thalweg.trees.decided import Watched, plan_in_words
 from thalweg.trees.live import WorkReport
 from thalweg.ui.progress import round_line
 
@@ -132,6 +133,8 @@ class Host:
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
+    # Which plans of the nodes are in the record.
+    watched: Watched = field(default_factory=Watched)
     # What the workers have done, once the job is done; empty in a job without workers.
     work: list[WorkReport] = field(default_factory=list)
     # What the server does after each round, beyond taking the mean.
@@ -193,6 +196,7 @@ class Host:
         algorithm = algorithms.find(self.plan.algorithm.name)
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
+            self._keep_plans(done)
             self.progress.end(done)
         work = live.work_report(self.plan, self.server.tree(), machine.cpu_seconds(self.cpu_before))
         if work is not None:
@@ -203,6 +207,16 @@ class Host:
         self.attendance.departed(server_reports.departed(self.server))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
+
+    def _keep_plans(self, done: Entry) -> None:
+        """Record what the nodes have planned until the end of a round, and say what a plan has changed."""
+        rows = list(self.watched.rows(done["round"], self.worker_counters()))
+        if rows:
+            self.record.workers(rows)
+        for row in rows:
+            for decision in cast("Sequence[dict[str, Any]]", row["decisions"]):
+                if decision["before"] != decision["leaves"]:
+                    self.record.log(f"{row['node']}: {plan_in_words(decision)}")
 
     def connected(self) -> list[str]:
         """Return the names of the connected clients, sorted."""
