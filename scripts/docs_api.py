@@ -15,6 +15,7 @@ from pydantic import BaseModel
 import thalweg
 from thalweg import _core, outcome, tasks
 from thalweg import api as public
+from thalweg.algorithms import torch_rule
 from thalweg.errors import ThalwegError
 from thalweg.graphs import mixing
 from thalweg.outcome import core
@@ -23,7 +24,8 @@ from thalweg.tensors import named
 # Heading of a part of the page -> the public names in it. Errors have a part that is not listed here.
 PARTS: Final = {
     "Whole jobs": ("run", "RunResult", "Plan"),
-    "Server and clients": ("App", "Server", "Client", "Round", "fedavg"),
+    "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds"),
+    "Asynchronous rounds": ("fedbuff", "fedbuff_client", "Version", "Update"),
     "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
     "Tensors in memory": ("Arena", "layout_of"),
@@ -39,6 +41,10 @@ ALIASES: Final = {
     "Judge": (
         tasks.Judge,
         "gets a member's name, and the head and the weight of its result; refuses the result if it returns a reason",
+    ),
+    "MakeOptimizer": (
+        torch_rule.MakeOptimizer,
+        "makes an optimizer of the list of the model's trained tensors ([how to](../how-to/algorithms.md))",
     ),
     "Rule": (mixing.Rule, "the rule of a graph's mixing weights ([graphs](../how-to/decentralized.md))"),
 }

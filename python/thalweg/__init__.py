@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg, rounds
+    from thalweg.asynchronous import Update, Version, fedbuff, fedbuff_client
     from thalweg.errors import (
         AppError,
         BrokerError,
@@ -57,8 +58,12 @@ __all__ = [
     "TaskServer",
     "Tensors",
     "ThalwegError",
+    "Update",
+    "Version",
     "dpsgd",
     "fedavg",
+    "fedbuff",
+    "fedbuff_client",
     "layout_of",
     "rounds",
     "run",
@@ -95,8 +100,12 @@ _HOMES = {
     "TaskServer": "tasks",
     "Tensors": "tasks",
     "ThalwegError": "errors",
+    "Update": "asynchronous",
+    "Version": "asynchronous",
     "dpsgd": "nodes",
     "fedavg": "api",
+    "fedbuff": "asynchronous",
+    "fedbuff_client": "asynchronous",
     "layout_of": "tensors.arena",
     "rounds": "api",
     "run": "local_run",

@@ -414,8 +414,9 @@ def rounds(
     lr=0.7, momentum=0.9, nesterov=True)``. Tensors that no client trains become their mean. The state of either is in
     the checkpoint, and a resumed record goes on with it.
 
-    Waits, evaluates and raises as ``fedavg`` does; also PlanError at once for an algorithm that this job cannot have,
-    and RoundError if a step gives values that are not finite.
+    Waits for all clients first, evaluates on ``data`` and sends ``config`` as ``fedavg`` does. Raises what ``fedavg``
+    raises; also PlanError at once for an algorithm that this job cannot have, and RoundError if a step gives values
+    that are not finite.
     """
     server.learn_by(algorithm, optimizer=optimizer)
     server.round_config(config)

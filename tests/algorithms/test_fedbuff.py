@@ -1,0 +1,246 @@
+"""FedBuff: its step is the paper's, and over real links nobody waits for a slow member."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg import _core
+from thalweg.algorithms.fedbuff import Buffer, staleness_weight
+from thalweg.errors import PlanError
+from thalweg.tensors.arena import Arena
+
+LIMIT = 60.0
+# More versions than any test waits for.
+MANY = 1_000_000
+
+
+def test_a_step_is_the_papers() -> None:
+    """Algorithm 1: the sum of s(staleness) times the updates, over their number."""
+    rng = np.random.default_rng(1)
+    core = _core.Arena(_core.Layout([("w", "F32", [5])]))
+    arena, buffer, expected = Arena(core), Buffer(["w"], 0.5), np.zeros(5)
+    for _ in range(3):
+        updates = [(rng.normal(size=5).astype(np.float32), int(rng.integers(0, 9))) for _ in range(4)]
+        weights = [buffer.add({"w": values}, stale) for values, stale in updates]
+        assert weights == [pytest.approx(1 / np.sqrt(1 + stale)) for _, stale in updates]
+        buffer.take(core)
+        expected += sum(values.astype(float) / np.sqrt(1 + stale) for values, stale in updates) / 4
+        np.testing.assert_allclose(arena["w"], expected, rtol=1e-5)
+    assert buffer.count == 0
+
+
+def test_the_weight_falls_with_staleness() -> None:
+    assert [staleness_weight(stale, 0.0) for stale in range(3)] == [1.0, 1.0, 1.0]
+    assert [staleness_weight(stale, 1.0) for stale in range(3)] == [1.0, 0.5, pytest.approx(1 / 3)]
+
+
+class Steps:
+    """Adds ``step`` to the model; waits for ``gates`` in each training, and says that it has begun."""
+
+    def __init__(self, step: float = 1.0, gate: threading.Event | None = None) -> None:
+        self.step, self.gate, self.begun = step, gate, threading.Event()
+        self.seen: list[tuple[int, float]] = []
+
+    def model(self) -> Any:
+        return {"w": np.zeros(3, np.float32), "count": np.zeros(1, np.int64)}
+
+    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.seen.append((config["round"], float(model["w"][0])))
+        self.begun.set()
+        if self.gate is not None:
+            assert self.gate.wait(LIMIT)
+        model["w"] += self.step
+        model["count"] += 7
+        return 5, {"step": self.step}
+
+    def evaluate(self, model: Any, data: Any) -> dict[str, float]:
+        return {"w": float(model["w"][0])}
+
+
+class Failing(Steps):
+    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        super().train(model, data, config)
+        raise ValueError("no more memory")
+
+
+class Diverging(Steps):
+    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        super().train(model, data, config)
+        model["w"][1] = np.nan
+        return 1, {}
+
+
+class Members:
+    def __init__(self, server: thalweg.TaskServer, stack: ExitStack) -> None:
+        self._server, self._stack = server, stack
+        self.clients: dict[str, thalweg.TaskClient] = {}
+
+    def add(self, name: str, app: Any) -> None:
+        client = self.clients[name] = thalweg.TaskClient(self._server.address, name=name)
+        thread = threading.Thread(target=thalweg.fedbuff_client, args=(client, app), kwargs={"data": ()}, daemon=True)
+        thread.start()
+        self._stack.callback(thread.join, LIMIT)
+
+
+def taken(
+    seen: Iterator[thalweg.Version], last: Callable[[thalweg.Version], bool]
+) -> tuple[list[thalweg.Version], threading.Thread]:
+    """Take versions in a thread, up to one that is the ``last``."""
+    versions: list[thalweg.Version] = []
+
+    def take() -> None:
+        for version in seen:
+            versions.append(version)
+            if last(version):
+                break
+        seen.close()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return versions, thread
+
+
+@pytest.fixture
+def server() -> Iterator[thalweg.TaskServer]:
+    with thalweg.TaskServer(grace=1.0) as server:
+        yield server
+
+
+@pytest.fixture
+def members(server: thalweg.TaskServer) -> Iterator[Members]:
+    with ExitStack() as stack:
+        yield Members(server, stack)
+        server.close()
+
+
+def test_nobody_waits_for_a_slow_member_whose_update_counts_less(server: thalweg.TaskServer, members: Members) -> None:
+    gate = threading.Event()
+    slow, fast = Steps(10.0, gate), Steps(1.0)
+    members.add("slow", slow)
+    assert server.wait(1, LIMIT) == 1
+    seen = thalweg.fedbuff(server, fast, MANY, buffer=1, staleness=1.0, data=())
+    versions, thread = taken(seen, lambda version: version.updates[0].member == "slow")
+    assert slow.begun.wait(LIMIT), "the slow member trains the first model"
+    members.add("fast", fast)
+    while not fast.seen or fast.seen[-1][0] < 4:  # the model is three versions on at least
+        assert fast.begun.wait(LIMIT)
+        fast.begun.clear()
+    gate.set()
+    thread.join(LIMIT)
+    assert [version.number for version in versions] == list(range(1, len(versions) + 1))
+    (first,) = versions[0].updates
+    assert (first.member, first.staleness, first.weight) == ("fast", 0, 1.0)
+    assert (first.samples, first.metrics) == (5, {"step": 1.0})
+    (stale,) = versions[-1].updates
+    assert stale.staleness >= 3
+    assert stale.weight == pytest.approx(1 / (1 + stale.staleness))
+    # Each version is the one before it plus the weighted update; integers stay the server's own.
+    at = 0.0
+    for version in versions:
+        (update,) = version.updates
+        at += update.weight * (10.0 if update.member == "slow" else 1.0)
+        assert version.metrics["w"] == pytest.approx(at, rel=1e-5)
+
+
+def test_a_buffer_averages_and_an_optimizer_may_take_the_step(server: thalweg.TaskServer, members: Members) -> None:
+    for name, step in (("a", 1.0), ("b", 3.0)):
+        members.add(name, Steps(step))
+    assert server.wait(2, LIMIT) == 2
+    how = lambda tensors: torch.optim.SGD(tensors, lr=0.5)  # noqa: E731
+    at = 0.0
+    for version in thalweg.fedbuff(server, Steps(), 5, buffer=4, staleness=0.0, optimizer=how, data=()):
+        assert len(version.updates) == 4
+        at += 0.5 * np.mean([1.0 if update.member == "a" else 3.0 for update in version.updates])
+        assert version.metrics["w"] == pytest.approx(at, rel=1e-5)
+
+
+def test_after_a_deadline_a_step_takes_what_there_is(server: thalweg.TaskServer, members: Members) -> None:
+    gate = threading.Event()
+    members.add("slow", Steps(1.0, gate))
+    members.add("fast", Steps(1.0))
+    assert server.wait(2, LIMIT) == 2
+    (version,) = thalweg.fedbuff(server, Steps(), 1, buffer=1_000_000, deadline=0.05)
+    gate.set()
+    assert {update.member for update in version.updates} == {"fast"}
+
+
+def test_what_cannot_be_used_is_named_and_changes_nothing(server: thalweg.TaskServer, members: Members) -> None:
+    members.add("failing", Failing())
+    members.add("diverging", Diverging())
+    assert server.wait(2, LIMIT) == 2
+    seen = thalweg.fedbuff(server, Steps(), MANY, buffer=3, data=())
+    found: set[str] = set()
+
+    def both(version: thalweg.Version) -> bool:
+        found.update(version.refused)
+        return len(found) == 2
+
+    versions, thread = taken(seen, both)
+    members.add("good", Steps(1.0))
+    thread.join(LIMIT)
+    refused = {name: why for version in versions for name, why in version.refused.items()}
+    assert "ValueError: no more memory" in refused["failing"]
+    assert 'tensor "w", element 1 (row-major), is NaN' in refused["diverging"]
+    assert {update.member for version in versions for update in version.updates} == {"good"}
+    assert np.isfinite(versions[-1].metrics["w"])
+
+
+def test_members_come_and_go(server: thalweg.TaskServer, members: Members) -> None:
+    members.add("first", Steps(1.0))
+    seen = thalweg.fedbuff(server, Steps(), MANY, buffer=1)
+    assert next(seen).updates[0].member == "first"
+    members.add("second", Steps(1.0))
+    assert any(version.updates[0].member == "second" for version in seen)
+    members.clients["second"].close()
+    gone = (version.refused.get("second") for version in seen)
+    assert "the client ends" in next(why for why in gone if why is not None)
+    assert next(seen).updates[0].member == "first"
+    seen.close()  # type: ignore[attr-defined]
+
+
+def test_an_update_that_is_too_old_is_dropped(server: thalweg.TaskServer, members: Members) -> None:
+    gate = threading.Event()
+    slow = Steps(10.0, gate)
+    members.add("slow", slow)
+    assert server.wait(1, LIMIT) == 1
+    seen = thalweg.fedbuff(server, Steps(), MANY, buffer=1, most_stale=0)
+    versions, thread = taken(seen, lambda version: "slow" in version.refused)
+    assert slow.begun.wait(LIMIT)
+    fast = Steps(1.0)
+    members.add("fast", fast)
+    while not fast.seen or fast.seen[-1][0] < 4:
+        assert fast.begun.wait(LIMIT)
+        fast.begun.clear()
+    gate.set()
+    thread.join(LIMIT)
+    assert "versions old, over 0" in versions[-1].refused["slow"]
+    assert all(update.member == "fast" for version in versions[:-1] for update in version.updates)
+
+
+@pytest.mark.parametrize("wrong", [{"buffer": 0}, {"deadline": 0.0}, {"staleness": -1.0}, {"most_stale": -1}])
+def test_numbers_that_cannot_be_are_refused(server: thalweg.TaskServer, wrong: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"buffer": 1, **wrong}
+    with pytest.raises(PlanError, match=f"{next(iter(wrong))} is too small"):
+        thalweg.fedbuff(server, Steps(), 1, **how)
+
+
+def test_a_member_with_another_model_is_told(server: thalweg.TaskServer, members: Members) -> None:
+    class Other(Steps):
+        def model(self) -> Any:
+            return {"w": np.zeros(4, np.float32), "count": np.zeros(1, np.int64)}
+
+    members.add("other", Other())
+    members.add("good", Steps())
+    assert server.wait(2, LIMIT) == 2
+    seen = thalweg.fedbuff(server, Steps(), MANY, buffer=1)
+    why = next(version.refused["other"] for version in seen if "other" in version.refused)
+    seen.close()  # type: ignore[attr-defined]
+    assert "the model differs from the server's: w is float32 [3] in the server's model" in why
