@@ -28,11 +28,15 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*headings: str, right: bool = False, caption: str | None = None) -> Table:
-    """Return an empty table. With ``right`` its columns hold numbers: right-aligned, and never wrapped."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """Return an empty table that fits the terminal.
 
-    made = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left")
+    With ``right`` its columns hold numbers: right-aligned, and wrapped only where there is no other way.
+    """
+    from rich.box import SIMPLE_HEAD
+
+    from thalweg.ui.tables import FittingTable
+
+    made = FittingTable(box=SIMPLE_HEAD, caption=caption, caption_justify="left")
     for heading in headings:
         made.add_column(heading, justify="right" if right else "left", no_wrap=right)
     return made
