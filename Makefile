@@ -127,6 +127,10 @@ flower: setup ## tests of Flower apps with another release of Flower: make flowe
 test-extras: setup ## tests that need the extras lm, ray and trackers, which .venv lacks; downloads some 200 MB
 	@$(STEP) "tests of the extras lm, ray and trackers" $(PYTHON) scripts/test_extras.py
 
+.PHONY: site
+site: setup ## the documents as a site, in the folder site; its packages are downloaded at first (some 30 MB)
+	@$(STEP) "site of the documents" $(PYTHON) scripts/docs_site.py
+
 RESOLVE = $(PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url
 
 .PHONY: lock
@@ -145,6 +149,8 @@ lock: setup ## resolve requirements/*.lock anew
 	  pyproject.toml -o requirements/trackers.lock; rm -f requirements/.known
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/wheel.lock" $(RESOLVE) \
 	  requirements/wheel.in -o requirements/wheel.lock
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/site.lock" $(RESOLVE) \
+	  requirements/site.in -o requirements/site.lock
 
 .PHONY: wheel
 wheel: setup ## dist/thalweg-*.whl for Linux on x86-64, built and tested; as long as the first make setup
@@ -156,6 +162,6 @@ ebpf: ## compile the eBPF programs of crates/ebpf anew; needs clang, which a bui
 
 .PHONY: clean
 clean: ## remove what the targets made; records of runs stay
-	rm -rf .venv target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .site site target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find python tests scripts -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/thalweg/_core*.so

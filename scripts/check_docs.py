@@ -3,7 +3,8 @@
 In every Markdown file
 - relative links lead to a file, and to a heading of it;
 - commands in ```` ```console ```` blocks (lines that begin with ``$ ``) name targets of the Makefile, or commands and
-  options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own;
+  options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own,
+  from which `examples` leads to that folder of the repository;
 - ```` ```toml plan ```` blocks are plans, ```` ```toml bench ```` blocks bench plans, and ```` ```python run ````
   blocks run to their end in that folder too;
 - text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` equals what scripts/docs_tables.py generates. It may be
@@ -182,6 +183,7 @@ def run_faults(path: Path) -> Iterator[str]:
         return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory(prefix="thalweg-docs-") as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
         for block in chosen:
             scripts = commands(block) if block.words[0] == "console" else [block.text]
             for script in scripts:
