@@ -94,6 +94,7 @@ def test_a_tracker_that_works_says_nothing_and_learns_how_a_job_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, "never", "pass", monkeypatch)
+    monkeypatch.setattr(tracking, "NOTED_SECONDS", tracking.END_SECONDS)
     package = tmp_path / "tensorboardX.py"
     package.write_text(
         package.read_text().replace(

@@ -150,3 +150,55 @@ def test_both_sides_of_a_link_trust_each_other(folder: Path) -> None:
 
 def test_own_hosts_begin_with_loopback() -> None:
     assert pki.own_hosts()[:3] == ["localhost", "127.0.0.1", "::1"]
+
+
+def test_renewal_keeps_name_role_and_hosts(folder: Path) -> None:
+    pki.issue(folder, "west", 5, hosts=["10.0.0.7", "west.example"], role="tree-node")
+    old = pki.Certificate.read(folder / "west.crt")
+    key = (folder / "west.key").read_text()
+    pki.renew(folder, "west", 50)
+    new = pki.Certificate.read(folder / "west.crt")
+    assert (new.name, new.role, list(new.hosts)) == ("west", "tree-node", ["10.0.0.7", "west.example"])
+    assert new.not_after - old.not_after > 44 * 86_400
+    assert (folder / "west.key").read_text() != key
+    assert [mode(folder / f"west.{kind}") for kind in ("crt", "key")] == [0o644, 0o600]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "west.crt", folder / "west.key")  # raises if they do not belong together
+    assert not list(folder.glob(".*"))
+    assert pki.renewable(folder) == ["server", "west"]
+
+
+def test_what_cannot_be_renewed_stays(folder: Path) -> None:
+    before = (folder / "ca.crt").read_text()
+    for name, why in (("ca", "not a certificate of ca"), ("nobody", "cannot read")):
+        with pytest.raises(PlanError, match=why):
+            pki.renew(folder, name, 5)
+    assert (folder / "ca.crt").read_text() == before
+
+
+def test_a_party_is_revoked_in_one_role(folder: Path) -> None:
+    path = pki.revoke(folder, "anna", "client")
+    pki.revoke(folder, "berta", "tree-node")
+    assert [line.split()[:2] for line in path.read_text().splitlines()[1:]] == [
+        ["client", "anna"],
+        ["tree-node", "berta"],
+    ]
+    assert mode(path) == 0o600
+    assert set(pki.revoked(folder)) == {("client", "anna"), ("tree-node", "berta")}
+    with pytest.raises(PlanError, match="anna was revoked as client"):
+        pki.issue(folder, "anna", 5)
+    pki.issue(folder, "anna", 5, role="task-member")
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("anna", "king"), ("a b", "client"), ("anna", "graph-node"), ("a", "forward")]
+)
+def test_what_cannot_be_revoked_is_refused(folder: Path, name: str, role: str) -> None:
+    with pytest.raises(PlanError):
+        pki.revoke(folder, name, role)
+    assert not (folder / pki.REVOKED).exists()
+
+
+def test_only_an_authority_revokes(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot read"):
+        pki.revoke(tmp_path, "anna", "client")

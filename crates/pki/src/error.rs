@@ -22,6 +22,8 @@ pub enum PkiError {
     Token(String),
     /// The text is not an issuer's public key.
     Issuer(String),
+    /// The text is not a certificate.
+    Unreadable(String),
     /// There is no such role.
     Role(String),
 }
@@ -36,6 +38,7 @@ impl PkiError {
             Self::Secret(why) => format!("secret: {why}"),
             Self::Token(why) => format!("token: {why}"),
             Self::Issuer(why) => format!("issuer of tokens: {why}"),
+            Self::Unreadable(why) => format!("no certificate: {why}"),
             Self::Role(name) => format!("there is no role {name:?}"),
         }
     }
@@ -51,6 +54,7 @@ impl PkiError {
             Self::Secret(_) => "it is 64 hexadecimal digits, as `thalweg pki` writes them".into(),
             Self::Token(_) => "give the one word all parties share, or what `thalweg pki issue` wrote".into(),
             Self::Issuer(_) => "it is what `thalweg pki init` wrote into issuer.pub".into(),
+            Self::Unreadable(_) => "give a certificate in PEM, as `thalweg pki` writes them".into(),
             Self::Role(_) => format!("choose one of {}", crate::Role::choices()),
         }
     }

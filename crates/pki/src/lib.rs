@@ -23,12 +23,14 @@
 
 mod authority;
 mod curve;
+mod described;
 mod error;
 mod hex;
 mod role;
 mod token;
 
 pub use authority::{Authority, Identity, MAX_DAYS};
+pub use described::Described;
 pub use error::PkiError;
 pub use role::Role;
 pub use token::{Issuer, Proof, Secret, Token, Transcript, Unproven, MAX_WORD};

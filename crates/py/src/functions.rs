@@ -71,6 +71,18 @@ pub fn pki_issue(
     Ok((identity.certificate, identity.key))
 }
 
+/// Returns what a certificate in PEM says, as a JSON object: `name`, `role`, `hosts`, `not_before` and
+/// `not_after` (seconds since 1970). It is not verified.
+#[pyfunction]
+pub fn pki_describe(certificate: &str) -> PyResult<String> {
+    let said = pki::Described::of(certificate).map_err(pki_error)?;
+    Ok(serde_json::json!({
+        "name": said.name, "role": said.role, "hosts": said.hosts,
+        "not_before": said.not_before, "not_after": said.not_after,
+    })
+    .to_string())
+}
+
 /// Returns the names of all kinds of the core's errors.
 #[pyfunction]
 pub fn error_kinds() -> Vec<&'static str> {

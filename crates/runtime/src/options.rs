@@ -265,6 +265,8 @@ pub struct ServerOptions {
     pub issuer: Option<String>,
     /// Alternatively, a secret that all clients share.
     pub token: Option<String>,
+    /// File with the clients whose tokens and certificates no longer count. It is read again when it changes.
+    pub revoked: Option<String>,
     /// Number of the job.
     pub job: u64,
     /// Seed of the layers, of the choice of clients, and of the order on the wire.
@@ -297,6 +299,7 @@ impl Default for ServerOptions {
             liveness: 10.0,
             issuer: None,
             token: None,
+            revoked: None,
             job: 1,
             seed: 0,
             layers: Layers::default(),

@@ -16,7 +16,7 @@ from thalweg.ui.output import Json, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thalweg.doctor import Check, Report, Throughput
+    from thalweg.doctor import CertificateAge, Check, Report, Throughput
 
 
 # The parameters that can be given with --transports.
@@ -30,7 +30,13 @@ def command(
     serve: Annotated[
         str | None, typer.Option(metavar="URL", help="Answer the probes of others at this address.")
     ] = None,
-    pki: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of `thalweg pki init`, for --serve.")] = None,
+    pki: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of `thalweg pki init`: for --serve, or else to see when its certificates expire.",
+        ),
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="NAME.token, for a peer that encrypts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="NAME.crt, likewise.")] = None,
     key: Annotated[Path | None, typer.Option(help="NAME.key, likewise.")] = None,
@@ -61,7 +67,8 @@ def command(
             return
         amount = probing.amount(size)
         options = probing.client_options(url, token_file, cert, key)
-        report = doctor.report(doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount))
+        path = doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount)
+        report = doctor.report(path, None if pki is None else Path(pki))
         emit(report)
     if not as_json:
         _show(report)
@@ -105,7 +112,21 @@ def _show(report: Report) -> None:
     console = terminal.console()
     _show_machine(console, report)
     _show_checks(console, report.checks)
+    _show_certificates(console, report.certificates)
     _show_path(console, report.path)
+
+
+def _show_certificates(console: Console, certificates: Sequence[CertificateAge]) -> None:
+    from thalweg.ui import terminal
+
+    if not certificates:
+        return
+    table = terminal.table("certificate", "name", "role", "expires", "state")
+    for one in certificates:
+        state = f"in {one.days:.0f} days" if one.days > 0 else "has expired: thalweg pki renew"
+        state = state if one.revoked is None else f"revoked since {one.revoked}"
+        table.add_row(one.file, one.name, one.role or "authority", one.expires, state)
+    console.print(table)
 
 
 def _show_machine(console: Console, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""``thalweg pki init`` and ``thalweg pki issue``."""
+"""``thalweg pki``: init, issue, renew, revoke."""
 
 from __future__ import annotations
 
@@ -65,6 +65,56 @@ def issue(
         emit({"certificate": str(certificate), "key": str(key), "token": str(token), "days": days})
     if not as_json:
         _say(name, role, (certificate, key, token), folder / "ca.crt")
+
+
+@app.command("renew")
+def renew(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Clients and nodes, or server; none for all.")
+    ] = None,
+    *,
+    folder: Folder = Path("pki"),
+    days: Days = 365,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the files; else that of --dir.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replace certificates and keys by new ones of the same name, role and hosts, before they expire.
+
+    Tokens do not expire. Who uses a certificate reads it when it starts, so restart it.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.transports import pki
+
+        chosen = names or pki.renewable(folder, to)
+        files = {name: pki.renew(folder, name, days, to) for name in chosen}
+        emit({"files": [str(path) for paths in files.values() for path in paths], "days": days})
+    if not as_json:
+        for paths in files.values():
+            typer.echo(f"renewed for {days} days: {', '.join(path.name for path in paths)}")
+        typer.echo("copy them to where they are used, and restart what uses them")
+
+
+@app.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the client or node.")],
+    *,
+    role: Annotated[
+        str, typer.Option(help="What it is, as it was issued: client, task-member or tree-node.")
+    ] = "client",
+    folder: Folder = Path("pki"),
+    as_json: Json = False,
+) -> None:
+    """Shut a client or a node out for good: its token and its certificate no longer count.
+
+    Running servers that use the folder cut it off within two seconds. The name cannot be issued again for this role.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.transports import pki
+
+        path = pki.revoke(folder, name, role)
+        emit({"file": str(path), "name": name, "role": role})
+    if not as_json:
+        typer.echo(f"{name} is revoked as {role}, in {path}")
 
 
 def _say(name: str, role: str, files: tuple[Path, Path, Path], authority: Path) -> None:

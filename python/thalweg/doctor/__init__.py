@@ -12,13 +12,16 @@ import resource
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, extras, machine, wire
-from thalweg.errors import DataError, LabError
+from thalweg.errors import DataError, LabError, PlanError
+from thalweg.transports import pki
 
 if TYPE_CHECKING:
     from thalweg.doctor.probing import ProbeOptions
@@ -46,6 +49,21 @@ class Check:
     available: bool
     detail: str
     cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateAge:
+    """A certificate of a pki folder: its file, name and role, when it expires (ISO 8601), and days until then.
+
+    ``days`` is negative once it has expired. ``revoked``: since when it does not count, or None.
+    """
+
+    file: str
+    name: str
+    role: str | None
+    expires: str
+    days: float
+    revoked: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +115,15 @@ class Report:
     tcp: Tcp
     advice: Sequence[str]
     checks: Sequence[Check]
+    certificates: Sequence[CertificateAge]
     path: Throughput
 
 
-def report(path: Throughput) -> Report:
-    """Return versions, machine, TCP settings and checks, with what a ``path`` carries."""
+def report(path: Throughput, folder: Path | None = None) -> Report:
+    """Return versions, machine, TCP settings, checks, what a ``path`` carries, and the certificates of a pki folder.
+
+    Raises PlanError, CoreError for a file of that folder that is no certificate.
+    """
     current, available = machine.congestion_controls()
     facts = machine.facts()
     own = facts.machine
@@ -113,8 +135,28 @@ def report(path: Throughput) -> Report:
         tcp=Tcp(current, available, machine.socket_buffers()),
         advice=_advice(current),
         checks=[check() for check in CHECKS],
+        certificates=[] if folder is None else certificates(folder, time.time()),
         path=path,
     )
+
+
+def certificates(folder: Path, now: float) -> list[CertificateAge]:
+    """Return the certificates of a pki folder, those that expire first at the top. Raises PlanError, CoreError."""
+    gone = pki.revoked(folder)
+    found = sorted(pki.certificates(folder), key=lambda one: one[1].not_after)
+    if not found:
+        raise PlanError(f"{folder} has no certificates", "Name the folder of `thalweg pki init`")
+    return [
+        CertificateAge(
+            path.name,
+            said.name,
+            said.role,
+            datetime.fromtimestamp(said.not_after, timezone.utc).isoformat(),
+            round((said.not_after - now) / 86_400, 1),
+            gone.get((said.role or "", said.name)),
+        )
+        for path, said in found
+    ]
 
 
 def path_loopback(size: int) -> Throughput:

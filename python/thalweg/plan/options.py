@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 # Options of a server of rounds that a server of tasks has too.
 OF_TASKS: Final = frozenset(
-    ["transport", "layers", "seed", "issuer", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
+    [
+        *("transport", "layers", "seed", "issuer", "token", "revoked"),
+        *("job", "chunk", "liveness", "grace", "precision", "staging"),
+    ]
 )
 
 # Rules of mixing, each with the core's name for how missing chunks are filled in.
@@ -70,6 +73,7 @@ class CoreOptions(TypedDict, total=False):
     issuer: str
     token: str | None
     own_token: str
+    revoked: str
     seed: int
     job: int
     chunk: int
@@ -100,14 +104,15 @@ class CoreOptions(TypedDict, total=False):
 
 
 def server_options(plan: Plan, trust: Trust, emulate: EmulateLayer | None = None) -> CoreOptions:
-    """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
+    """Return the core's options of a server.
 
-    ``emulate`` is a layer that emulates a network's links.
+    ``trust`` has ``tls``, ``issuer`` or ``token``, ``login`` and ``revoked``. ``emulate`` is a layer that emulates
+    a network's links.
     """
     options = _options(plan, trust, emulate, client=False)
     # Options that follow from several keys.
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
-    options |= {"issuer": trust.issuer, "token": trust.token, "job": secrets.randbits(63)}
+    options |= {"issuer": trust.issuer, "token": trust.token, "revoked": trust.revoked, "job": secrets.randbits(63)}
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 

@@ -77,6 +77,7 @@ class Trust:
 
     A client shows its ``token``. A server checks tokens with the public key ``issuer``, or else demands that they equal
     its ``token``. A node of a graph shows ``own_token`` where it dials. Without ``tls`` the link is not encrypted.
+    ``revoked`` is a server's file with the parties that it refuses whatever they show.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -84,6 +85,7 @@ class Trust:
     own_token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
     login: Login | None = None
+    revoked: str | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Trust:
@@ -137,10 +139,12 @@ def server_trust(chosen: SecuritySection, url: str) -> Trust:
     place = Path(folder)
     certificates_only = chosen.clients == "certificate"
     issuer = None if certificates_only else pki.read(place / pki.ISSUER).strip()
+    revoked = str(place / pki.REVOKED)
     if not uses_tls(chosen, url):
-        return Trust(issuer=issuer)
+        return Trust(issuer=issuer, revoked=revoked)
     identity = Identity.read(place / pki.SERVER, place / pki.SERVER_KEY)
-    return Trust(issuer=issuer, tls=Tls(pki.read(place / pki.AUTHORITY), identity, certificates_only))
+    tls = Tls(pki.read(place / pki.AUTHORITY), identity, certificates_only)
+    return Trust(issuer=issuer, tls=tls, revoked=revoked)
 
 
 def remote_trust(url: str, token: Token | None, authority: str | None, identity: Identity | None, tls: str) -> Trust:

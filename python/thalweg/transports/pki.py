@@ -11,10 +11,11 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import LinkError, PlanError
 
 AUTHORITY: Final = "ca.crt"
@@ -24,6 +25,9 @@ SERVER_KEY: Final = "server.key"
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
 # The file with the public key of the secret. Servers check tokens with it.
 ISSUER: Final = "issuer.pub"
+# The parties whose tokens and certificates no longer count. Running servers read it again when it changes.
+REVOKED: Final = "revoked"
+REVOKED_HEAD: Final = "# Parties whose tokens and certificates no longer count: role, name, since when.\n"
 PRIVATE: Final = 0o600
 TOKEN_HEAD: Final = "thalweg token 2"  # noqa: S105 - the first line of a file
 # The first line of tokens of earlier releases, which name no role.
@@ -32,7 +36,11 @@ OLD_TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - as above
 ROLES: Final = tuple(_core.pki_roles())
 # Roles to which other parties connect.
 LISTENING: Final = ("tree-node", "graph-node")
+# Roles that a server with the pki folder admits, and can shut out.
+REVOCABLE: Final = ("client", "task-member", "tree-node")
 LARGEST_FILE: Final = 1 << 20
+# Names of the authority's own files.
+_OWN: Final = ("ca", "server", "secret", "issuer", REVOKED)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -93,8 +101,9 @@ def issue(
         raise PlanError(f"nobody connects to a {role}", f"Remove --host, or give --role {' or '.join(LISTENING)}")
     if not _NAME.fullmatch(name):
         raise PlanError(f"{name!r} cannot be a name", "Take up to 128 letters, digits, dots, hyphens, underscores")
-    if name in ("ca", "server", "secret"):
+    if name in _OWN:
         raise PlanError(f"the name {name!r} is the authority's own", "Take another name")
+    _refuse_revoked(folder, role, name)
     authority, secret = read(folder / AUTHORITY), read(folder / SECRET).strip()
     target = output or folder
     paths = [target / f"{name}.crt", target / f"{name}.key", target / f"{name}.token"]
@@ -105,6 +114,105 @@ def issue(
     if not (folder / ISSUER).exists():  # the folder was made by an earlier release
         _write(folder / ISSUER, f"{token.issuer}\n")
     return [_write(path, content) for path, content in zip(paths, [certificate, key, token.text()], strict=True)]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a certificate says: name, role (an authority has none), hosts, and validity in seconds since 1970."""
+
+    name: str
+    role: str | None
+    hosts: Sequence[str]
+    not_before: int
+    not_after: int
+
+    @classmethod
+    def read(cls, path: Path) -> Certificate:
+        """Read a file with a certificate. It is not verified. Raises PlanError, CoreError."""
+        return wire.decode(cls, _core.pki_describe(read(path)))
+
+
+def renew(folder: Path, name: str, days: int, place: Path | None = None) -> list[Path]:
+    """Replace a party's certificate and key, or those of the server, in ``place`` (``folder``); return the files.
+
+    Name, role and hosts stay. Tokens do not expire, so the token stays as it is. Raises PlanError if there is no such
+    certificate, if its name is revoked, or if a file cannot be written; the old ones then stay.
+    """
+    target = place or folder
+    paths = [target / f"{name}.crt", target / f"{name}.key"]
+    old = Certificate.read(paths[0])
+    if old.role is None or old.name != name:
+        raise PlanError(f"{paths[0]} is not a certificate of {name}", "Name a party of `thalweg pki issue`, or server")
+    _refuse_revoked(folder, old.role, name)
+    authority, key = read(folder / AUTHORITY), read(folder / AUTHORITY_KEY)
+    made = _core.pki_issue(authority, key, name, list(old.hosts), days, old.role)
+    parts = [path.with_name(f".{path.name}.new") for path in paths]
+    for part, content in zip(parts, made, strict=True):
+        part.unlink(missing_ok=True)
+        _write(part, content, private=part is parts[1])
+    # The key first: whoever reads in between finds that the pair does not fit, and not an old certificate.
+    for part, path in reversed(list(zip(parts, paths, strict=True))):
+        part.replace(path)
+    return paths
+
+
+def renewable(folder: Path, place: Path | None = None) -> list[str]:
+    """Return the names whose certificates in ``place`` (``folder``) can be renewed. Raises PlanError if none can."""
+    gone = revoked(folder)
+    named = [(path.stem, said) for path, said in certificates(place or folder)]
+    found = [name for name, said in named if said.role is not None and (said.role, name) not in gone]
+    if not found:
+        raise PlanError(f"{place or folder} has no certificate to renew", "Name the folder of `thalweg pki init`")
+    return found
+
+
+def certificates(folder: Path) -> list[tuple[Path, Certificate]]:
+    """Return the certificates in a folder, by the names of their files. Raises PlanError, CoreError."""
+    return [(path, Certificate.read(path)) for path in sorted(folder.glob("*.crt"))]
+
+
+def own_expiries(folder: Path) -> dict[str, int]:
+    """Return when the authority's and the server's certificates expire, in seconds since 1970. Raises PlanError."""
+    own = {"ca": folder / AUTHORITY, "server": folder / SERVER}
+    return {name: Certificate.read(path).not_after for name, path in own.items() if path.exists()}
+
+
+def revoke(folder: Path, name: str, role: str) -> Path:
+    """Add a party to the list of those whose token and certificates no longer count, for good; return the list.
+
+    Servers that use this folder cut the party off, and refuse it. Raises PlanError if it is on the list already, or the
+    list cannot be written.
+    """
+    if role not in REVOCABLE:
+        why = f"no server looks whether a {role} is revoked" if role in ROLES else f"there is no role {role!r}"
+        raise PlanError(why, f"Choose from {', '.join(REVOCABLE)}; for others make a new authority")
+    if not _NAME.fullmatch(name):
+        raise PlanError(f"{name!r} cannot be a name", "Name a party of `thalweg pki issue`")
+    read(folder / AUTHORITY)
+    _refuse_revoked(folder, role, name)
+    path = folder / REVOKED
+    before = read(path) if path.exists() else REVOKED_HEAD
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    part = path.with_name(f".{REVOKED}.new")
+    part.unlink(missing_ok=True)
+    # Written anew and renamed, so that no server reads half a line.
+    _write(part, f"{before}{role} {name} {since}\n")
+    part.replace(path)
+    return path
+
+
+def revoked(folder: Path) -> dict[tuple[str, str], str]:
+    """Return since when each party, by role and name, is revoked. Raises PlanError."""
+    path = folder / REVOKED
+    lines = read(path).splitlines() if path.exists() else []
+    words = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    return {(one[0], one[1]): " ".join(one[2:]) for one in words if len(one) > 1}
+
+
+def _refuse_revoked(folder: Path, role: str, name: str) -> None:
+    since = revoked(folder).get((role, name))
+    if since is not None:
+        raise PlanError(f"{name} was revoked as {role} at {since}", "A name stays revoked: issue another one")
 
 
 def read(path: Path) -> str:
@@ -166,8 +274,10 @@ def _make_folder(folder: Path) -> None:
         raise PlanError(f"cannot make {folder}: {error.strerror}", "Take another folder") from error
 
 
-def _write(path: Path, content: str) -> Path:
-    mode = 0o644 if path.suffix in (".crt", ".pub") else PRIVATE
+def _write(path: Path, content: str, *, private: bool | None = None) -> Path:
+    """Write a new file and sync it. Certificates and public keys are for all to read; ``private`` says otherwise."""
+    open_to_all = path.suffix in (".crt", ".pub") if private is None else not private
+    mode = 0o644 if open_to_all else PRIVATE
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w") as stream:

@@ -52,6 +52,12 @@ pub trait ServerMachine: Sized {
     /// means "its process has ended".
     fn forget(&mut self, now: Time, name: &str, why: &str);
 
+    /// Takes a member out of the job for the reason `why`, and ends its link. Whether it may come back is the
+    /// [`Admission`](super::Admission)'s decision.
+    fn expel(&mut self, now: Time, name: &str, why: &str) {
+        self.forget(now, name, why);
+    }
+
     /// Ends the job: sends a Bye to every member, and lets no peer in any more.
     fn finish(&mut self, now: Time, reason: &str);
 

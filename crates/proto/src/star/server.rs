@@ -477,10 +477,14 @@ impl ServerMachine for Server {
 
     /// No round waits for the client any more.
     fn forget(&mut self, now: Time, client: &str, why: &str) {
+        self.expel(now, client, &ended(why));
+    }
+
+    fn expel(&mut self, now: Time, client: &str, why: &str) {
         if let Some(sender) = self.roster.named(client) {
             self.mark_departed(sender);
             if let Some(link) = self.roster.link_of(sender) {
-                self.end_link(now, link, &ended(why));
+                self.end_link(now, link, why);
             }
         }
         self.advance(now);

@@ -9,6 +9,7 @@ use thalweg_proto::{Admission, LinkId};
 use thalweg_transport::{Options, Peer};
 use thalweg_wire::control::{Hello, Nonce, Proof};
 
+use super::revocations::Revocations;
 use crate::{lock, Error, Kind};
 
 /// The peer at the other end of each link.
@@ -16,6 +17,9 @@ pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
 /// The encoded [`ForwardedProof`] of each client that has shown a token, by the client's name. There are at
 /// most as many as there are tokens.
 pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
+
+/// Why a party of the list of revoked ones is refused or cut off.
+pub(crate) const REVOKED: &str = "its token and certificate were revoked (`thalweg pki revoke`)";
 
 /// The proof that a client must present.
 #[derive(Debug, Clone)]
@@ -48,6 +52,7 @@ pub(crate) struct Gate {
     job: u64,
     peers: Peers,
     proofs: Option<ForwardedProofs>,
+    revoked: Option<Arc<Revocations>>,
 }
 
 /// A client's proof in the form in which a node of a tree forwards it: with everything that the root needs to
@@ -138,13 +143,18 @@ impl Gate {
                     .hint("make both with `thalweg pki init`"));
             }
         };
-        Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None })
+        Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None, revoked: None })
     }
 
     /// Makes the gate keep the proofs of the clients that it admits. It then admits nobody by a certificate
     /// alone.
     pub fn keeping_proofs(self, proofs: Option<ForwardedProofs>) -> Self {
         Self { proofs, ..self }
+    }
+
+    /// Makes the gate refuse the parties of a list, whatever they show.
+    pub fn refusing(self, revoked: Option<Arc<Revocations>>) -> Self {
+        Self { revoked, ..self }
     }
 
     fn check_certificate(&self, certified: &str, peer: &Peer, hello: &Hello) -> Result<(), String> {
@@ -205,12 +215,17 @@ impl Admission for Gate {
         if let Some(certified) = &peer.certified {
             self.check_certificate(certified, &peer, hello)?;
         }
-        match &self.rule {
+        let proven = match &self.rule {
             Rule::Open => Ok(()),
             Rule::Issuer(_) if peer.certified.is_some() && self.proofs.is_none() => Ok(()),
             Rule::Issuer(issuer) => self.check_token(issuer, challenge, hello, &peer),
             Rule::Certificate if peer.certified.is_some() => Ok(()),
             Rule::Certificate => Err(format!("client {:?} shows no certificate", hello.name)),
+        };
+        proven?;
+        match &self.revoked {
+            Some(list) if list.has(&hello.name) => Err(REVOKED.into()),
+            _ => Ok(()),
         }
     }
 }
@@ -254,6 +269,23 @@ mod tests {
             clock: 0,
             purpose: Purpose::Rounds,
         }
+    }
+
+    #[test]
+    fn a_revoked_party_is_refused_whatever_it_shows() {
+        let path = std::env::temp_dir().join(format!("thalweg-revoked-gate-{}", std::process::id()));
+        std::fs::write(&path, "client a\ntree-node b\n").unwrap();
+        let list = Arc::new(Revocations::open(path.to_str().unwrap(), pki::Role::Client).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let (gate, peers, _) = gate(pki::Role::Client, 3);
+        let gate = gate.refusing(Some(list));
+        let role = pki::Role::Client;
+        assert_eq!(gate.admit(1, &CHALLENGE, &hello("a", &token(role, "a"), role, 3)).unwrap_err(), REVOKED);
+        assert_eq!(gate.admit(1, &CHALLENGE, &hello("b", &token(role, "b"), role, 3)), Ok(()));
+        let gate = gate.keeping_proofs(None);
+        let certified = Peer { certified: Some("a".into()), role: Some("client".into()), ..Peer::default() };
+        lock(&peers).insert(1, certified);
+        assert_eq!(gate.admit(1, &CHALLENGE, &hello("a", &token(role, "a"), role, 3)).unwrap_err(), REVOKED);
     }
 
     #[test]

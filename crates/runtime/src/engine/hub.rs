@@ -19,11 +19,12 @@ use thalweg_wire::control::Control;
 use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
-use super::admission::{ForwardedProofs, Gate, Keys, Peers};
+use super::admission::{ForwardedProofs, Gate, Keys, Peers, REVOKED};
 use super::machine_lock::ServerLock;
 use super::notes::Notes;
 use super::outbox::Outbox;
 use super::rejected_peers::RejectedPeers;
+use super::revocations::{Revocations, LOOK};
 use super::task_set::TaskSet;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
@@ -80,6 +81,8 @@ pub(crate) struct HubOptions {
     pub token: Option<String>,
     /// The role that members' tokens and certificates must be for.
     pub role: pki::Role,
+    /// The file with the parties whose tokens and certificates no longer count.
+    pub revoked: Option<String>,
     /// Where members' proofs are kept, if they are passed on.
     pub proofs: Option<ForwardedProofs>,
     /// When the hub's clock started.
@@ -136,7 +139,11 @@ impl<P: HubPolicy> Hub<P> {
             role: options.role,
             job: options.job,
         };
-        let gate = Gate::new(&keys, address.is_local(), peers.clone())?.keeping_proofs(options.proofs);
+        let revoked = options.revoked.as_deref().map(|path| Revocations::open(path, options.role));
+        let revoked = revoked.transpose()?.map(Arc::new);
+        let gate = Gate::new(&keys, address.is_local(), peers.clone())?
+            .keeping_proofs(options.proofs)
+            .refusing(revoked.clone());
         let task_set = TaskSet::new()?;
         let admission_queue = AdmissionQueue::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { admission_queue: Some(admission_queue), ..options.transport };
@@ -176,6 +183,9 @@ impl<P: HubPolicy> Hub<P> {
         }
         task_set.spawn(accept(hub.clone()));
         task_set.spawn(drive(hub.clone()));
+        if let Some(list) = revoked {
+            task_set.spawn(watch_revocations(hub.clone(), list));
+        }
         Ok(hub)
     }
 
@@ -241,6 +251,19 @@ impl<P: HubPolicy> Hub<P> {
     pub fn forget(&self, client: &str, why: &str) {
         self.machine.with(|machine| machine.forget(self.now(), client, why));
         self.wake();
+    }
+
+    /// Cuts off the connected members that are on the list.
+    fn expel_revoked(&self, list: &Revocations) {
+        let now = self.now();
+        self.machine.with(|machine| {
+            let here = machine.connected_clients().filter(|name| list.has(name)).map(String::from);
+            for name in here.collect::<Vec<_>>() {
+                machine.expel(now, &name, REVOKED);
+            }
+        });
+        self.wake();
+        self.announce();
     }
 
     fn connected_count(&self) -> usize {
@@ -640,6 +663,23 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
 }
 
 /// Performs the machine's actions in order, and tells it the time.
+/// Looks at the list of revoked parties, and cuts off members that have come onto it.
+async fn watch_revocations<P: HubPolicy>(hub: Arc<Hub<P>>, list: Arc<Revocations>) {
+    let mut last = String::new();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let looking = list.clone();
+        match tokio::task::spawn_blocking(move || looking.refresh()).await {
+            Ok(Ok(true)) => hub.expel_revoked(&list),
+            Ok(Err(cause)) if cause != last => {
+                hub.note(&format!("the list of revoked parties stays as it was: {cause}"));
+                last = cause;
+            }
+            _ => {}
+        }
+    }
+}
+
 async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
     loop {
         let (actions, timeout) = hub.machine.with(|machine| {

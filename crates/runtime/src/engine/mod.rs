@@ -22,6 +22,7 @@ mod machine_lock;
 mod notes;
 mod outbox;
 mod rejected_peers;
+mod revocations;
 mod task_set;
 
 pub use self::admission::check_forwarded_proof;

@@ -118,6 +118,7 @@ impl Node {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role: thalweg_pki::Role::GraphNode,
+            revoked: None,
             proofs: None,
             started,
         };

@@ -91,6 +91,7 @@ impl Server {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role: thalweg_pki::Role::Client,
+            revoked: options.revoked.clone(),
             proofs: options.sums.then(|| proofs.clone()),
             started: Instant::now(),
         };

@@ -23,6 +23,8 @@ pub struct TaskServerOptions {
     pub issuer: Option<String>,
     /// Alternatively, a secret that all members share.
     pub token: Option<String>,
+    /// File with the members whose tokens and certificates no longer count. It is read again when it changes.
+    pub revoked: Option<String>,
     /// Whether the members are nodes of an aggregation tree. Their tokens must then have that role.
     pub tree: bool,
     /// Number of the job.
@@ -58,6 +60,7 @@ impl Default for TaskServerOptions {
             seed: 0,
             issuer: None,
             token: None,
+            revoked: None,
             tree: false,
             job: 1,
             chunk: None,

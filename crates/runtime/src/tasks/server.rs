@@ -148,6 +148,7 @@ impl TaskServer {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role,
+            revoked: options.revoked.clone(),
             proofs: None,
             started: Instant::now(),
         };

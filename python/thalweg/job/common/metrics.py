@@ -9,6 +9,7 @@
 | ``thalweg_bytes_total{direction}`` | bytes on clients' links down and up, and between nodes of a tree |
 | ``thalweg_round_seconds`` ``thalweg_completion_seconds`` | histograms: time of a round, and of a tree's aggregation |
 | ``thalweg_clients`` | connected clients |
+| ``thalweg_certificate_expiry_timestamp_seconds{name}`` | when the server's and its authority's certificates expire |
 | ``thalweg_accuracy`` ``thalweg_loss`` | of the model when it was last evaluated |
 | all others, with ``node`` | work of that node's workers, and its pool (``_OF_NODES``) |
 """
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
@@ -25,6 +28,7 @@ from thalweg.errors import LinkError
 from thalweg.job.common.page_server import PLAIN, PageServer
 from thalweg.outcome import Entry, completion_seconds
 from thalweg.outcome.core import Outcome, ReplyFold, TreeFold
+from thalweg.transports.pki import own_expiries
 from thalweg.trees.counters import Now, Workers
 
 if TYPE_CHECKING:
@@ -113,9 +117,19 @@ class Counted:
 class Exposed:
     """Serves the metrics of one process, from when it is made until ``close``."""
 
-    def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Counters) -> None:
-        """Listen at ``where``, PORT or HOST:PORT. ``clients`` returns the connected clients. Raises LinkError."""
-        from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+    def __init__(
+        self,
+        where: str,
+        *,
+        clients: Callable[[], Sequence[str]],
+        nodes: Counters,
+        expiries: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Listen at ``where``, PORT or HOST:PORT. ``clients`` returns the connected clients.
+
+        ``expiries``: when each certificate expires, in seconds since 1970. Raises LinkError.
+        """
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
         self._clients, self._nodes = clients, nodes
         registry = CollectorRegistry()
@@ -130,6 +144,15 @@ class Exposed:
             buckets=_SECONDS,
             registry=registry,
         )
+        if expiries:
+            family = Gauge(
+                "thalweg_certificate_expiry_timestamp_seconds",
+                "when a certificate expires",
+                ["name"],
+                registry=registry,
+            )
+            for name, at in expiries.items():
+                family.labels(name).set(at)
         # Accuracy and loss of the last evaluation; empty before the first.
         self._model: dict[str, float] = {}
         registry.register(cast("Any", self))
@@ -198,12 +221,16 @@ def exposing(
     *,
     clients: Callable[[], Sequence[str]],
     nodes: Counters = dict,
+    pki: str | None = None,
 ) -> Iterator[Callable[[Counted], None]]:
-    """Serve metrics at ``where``, unless it is None; yield a function that counts a round. Raises LinkError."""
+    """Serve metrics at ``where``, unless it is None; yield a function that counts a round.
+
+    ``pki`` is the folder of the server's certificates. Raises LinkError, PlanError.
+    """
     if where is None:
         yield lambda _done: None
         return
-    exposed = Exposed(where, clients=clients, nodes=nodes)
+    exposed = Exposed(where, clients=clients, nodes=nodes, expiries={} if pki is None else own_expiries(Path(pki)))
     note(f"metrics: {exposed.url}")
     try:
         yield exposed.round

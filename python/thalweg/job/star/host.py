@@ -357,7 +357,11 @@ def hosting(
         try:
             with (
                 exposing(
-                    plan.record.metrics, progress.note, clients=host.connected, nodes=host.worker_counters
+                    plan.record.metrics,
+                    progress.note,
+                    clients=host.connected,
+                    nodes=host.worker_counters,
+                    pki=plan.security.pki,
                 ) as count,
                 tracking(plan.record.track, record, progress.note),
             ):

@@ -604,9 +604,9 @@ def tree_of(
     connect by TCP, whatever clients use, because sums must arrive whole.
     """
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
-    own = chosen(served, ("token", "issuer", "job", "liveness", "grace"))
+    own = chosen(served, ("token", "issuer", "revoked", "job", "liveness", "grace"))
     own |= {"transport": {"tls": trust.tls}, "tree": True}
-    below = chosen(served, served.keys() - {"token", "issuer", "choose"})
+    below = chosen(served, served.keys() - {"token", "issuer", "revoked", "choose"})
     below["transport"] = {**served["transport"], "tls": None}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"

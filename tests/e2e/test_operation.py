@@ -1,0 +1,148 @@
+"""Jobs that run for weeks: a party that is revoked is shut out, certificates are renewed, a server is replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Program, Start
+from tests.ports import free_ports
+from thalweg.record import Record
+from thalweg.transports import pki
+
+pytestmark = pytest.mark.e2e
+
+PLAN = """
+[job]
+rounds = {rounds}
+enough = 1
+
+[app]
+object = "own:App"
+
+[hosts]
+clients = {{anna = "a", berta = "b"}}
+
+[record]
+checkpoint_every = 1
+"""
+HOST = "127.0.0.1"
+APP = """
+import numpy as np
+
+
+class App:
+    def model(self):
+        return {"w": np.zeros(1000, np.float32)}
+
+    def train_data(self):
+        return ()
+
+    def train(self, model, data, config):
+        model["w"][:] += 1
+        return 1, {}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(APP)
+    pki.init(tmp_path / "pki", [HOST], 30)
+    for name in ("anna", "berta"):
+        pki.issue(tmp_path / "pki", name, 30)
+    return tmp_path / "pki"
+
+
+def url_of(server: Program) -> str:
+    found = re.search(r"tcp://[0-9.]+:[0-9]+", server.until("listening on"))
+    assert found is not None
+    return found[0]
+
+
+def client(start: Start, url: str, name: str, *more: str) -> Program:
+    return start("client", url, "--app", "own:App", "--token-file", f"pki/{name}.token", *more)
+
+
+def last_states(record: Record) -> Mapping[str, str]:
+    (*_, last) = record.rounds()
+    return {part["client"]: part["state"] for part in last["clients"]}
+
+
+def test_a_revoked_client_is_cut_off_and_does_not_come_back(start: Start, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
+    server = start("server", "plan.toml", "--listen", f"tcp://{HOST}:0", "--pki", str(folder))
+    url = url_of(server)
+    anna, berta = client(start, url, "anna"), client(start, url, "berta", "--timeout", "60")
+    server.until("round 3/")
+    code, out, err = start("pki", "revoke", "berta").end()
+    assert (code, out.splitlines()) == (0, ["berta is revoked as client, in pki/revoked"]), err
+    assert "revoked" in server.until("berta")
+    code, _, err = berta.end()
+    assert code == 1
+    assert "its token and certificate were revoked" in err
+    # The job goes on with anna alone, and berta's token does not let it in again, nor does its certificate.
+    done = int(server.until("round ").split("round ")[1].split("/")[0])
+    server.until(f"round {done + 20}/")
+    assert anna.process.poll() is None
+    files = ("--ca", "pki/ca.crt", "--cert", "pki/berta.crt", "--key", "pki/berta.key", "--name", "berta")
+    for again in (client(start, url, "berta"), start("client", url, "--app", "own:App", *files)):
+        code, _, err = again.end()
+        assert code == 1
+        assert "its token and certificate were revoked" in err
+    server.process.send_signal(signal.SIGINT)
+    assert server.end()[0] == 130
+    assert last_states(Record(next((tmp_path / "runs").iterdir()))) == {"anna": "whole"}
+
+
+def test_a_name_that_was_revoked_is_not_issued_again(start: Start, folder: Path) -> None:
+    pki.revoke(folder, "berta", "client")
+    for words in (("issue", "berta", "--to", "new"), ("renew", "berta"), ("revoke", "berta")):
+        code, _, err = start("pki", *words).end()
+        assert code != 0
+        assert "berta was revoked as client" in err
+    assert start("pki", "issue", "berta", "--role", "task-member", "--to", "new").end()[0] == 0
+
+
+def test_a_server_is_stopped_in_mid_job_and_a_new_process_resumes(start: Start, folder: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
+    listen = ("--listen", f"tcp://{HOST}:{port}", "--pki", str(folder))
+    url = f"tcp://{HOST}:{port}"
+    server = start("server", "plan.toml", *listen)
+    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
+    server.until("round 5/")
+    server.process.kill()  # the machine's power fails: nobody says goodbye
+    server.process.communicate()
+    # Meanwhile the server's certificate is renewed: it is read when the new process starts.
+    before = pki.Certificate.read(folder / "server.crt")
+    assert start("pki", "renew", "server", "--days", "60").end()[0] == 0
+    after = pki.Certificate.read(folder / "server.crt")
+    assert after.not_after > before.not_after
+    assert (after.name, after.role, after.hosts) == (before.name, before.role, before.hosts)
+    (run,) = (tmp_path / "runs").iterdir()
+    done = Record(run).checkpoint_round
+    assert done is not None
+    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done + 30), "--json", *listen)
+    code, out, err = again.end()
+    assert code == 0, err
+    rounds = json.loads(out)["rounds"]
+    assert [one["round"] for one in rounds] == list(range(1, done + 31))
+    assert all(one.end()[0] == 0 for one in clients)
+    record = Record(run)
+    assert (record.manifest["status"], record.manifest["resumed_after_round"]) == ("complete", done)
+    assert last_states(record) == {"anna": "whole", "berta": "whole"}
+
+
+def test_doctor_shows_when_certificates_expire(start: Start, folder: Path) -> None:
+    pki.revoke(folder, "berta", "client")
+    code, out, err = start("doctor", "--pki", str(folder), "--size", "1MiB", "--json").end()
+    assert code == 0, err
+    found = {one["file"]: one for one in json.loads(out)["certificates"]}
+    assert set(found) == {"ca.crt", "server.crt", "anna.crt", "berta.crt"}
+    assert all(29 < one["days"] <= 30 for one in found.values())
+    assert [name for name, one in found.items() if one["revoked"] is not None] == ["berta.crt"]
