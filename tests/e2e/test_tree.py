@@ -65,7 +65,7 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
         "aggregators_created", "died", "warm", "commits", "aggregation_completion_seconds",
         "started", "start_us", "resume_us",
         "handover_us", "fold_us", "cpu_seconds", "pool_bytes", "sums_bytes", "routes", "routes_reason", "notes",
-        "system", "switches",
+        "system", "switches", "pss_bytes",
     }  # fmt: skip
     assert (work["nodes_used"], work["aggregators_created"]) == (1, work["workers"])
     assert work["started"] == {"template": work["workers"], "program": 0}
@@ -73,6 +73,8 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
     assert work["resume_us"] == {"p50": None, "p99": None}, "nobody has died"
     assert (work["routes"], work["notes"] is None) in (("kernel", False), ("node", True))
     assert set(work["cpu_seconds"]) == {"server", "workers"}
+    assert work["pss_bytes"]["server"] > 0
+    assert len(work["pss_bytes"]["workers"]) == work["workers"]
     assert len(work["aggregation_completion_seconds"]) == 1
     assert Record(tmp_path / done["record"]).manifest["tree"]["workers"] == work["workers"]
 

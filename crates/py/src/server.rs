@@ -125,6 +125,12 @@ impl Server {
         self.with(|s| Ok(s.tree()))
     }
 
+    /// Memory in bytes of this process and of each worker process, each with its share of what they share (PSS;
+    /// 0 if unknown), as `(server, [worker, ...])`; None if the server folds by itself.
+    fn memory(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<u64>)>> {
+        py.detach(|| self.with(|s| Ok(s.memory())))
+    }
+
     /// The proofs of those of the named clients that have shown one, as `(name, bytes)`, for the root's
     /// `pki_check_forwarded_proof`.
     fn proofs<'py>(

@@ -24,6 +24,7 @@ class WorkersRow:
     reused: Reused
     retired: int
     died: int
+    cpu_seconds: int | float
     plans: int
     decisions: tuple[LiveDecision, ...]
 
@@ -54,6 +55,7 @@ class Watched:
                     one.reused,
                     one.retired,
                     one.died,
+                    one.cpu_seconds,
                     one.decisions.count,
                     fresh,
                 )

@@ -190,13 +190,16 @@ class WorkReport:
     switches: Mapping[str, object]
     counters: Totals
     cpu_seconds: CpuSeconds
+    # PSS of the server's process and of each worker's at the end, in a tree of one node; 0 if unknown.
+    memory: tuple[int, Sequence[int]] | None = None
 
     def table(self) -> dict[str, object]:
         """Return the table ``tree`` of the manifest."""
         counters = self.counters.table()
         for name in ("gateways_cpu_seconds", "hops_cpu_seconds"):
             counters.pop(name, None)
-        return {"system": self.system, "switches": self.switches, **counters, "cpu_seconds": self.cpu_seconds}
+        own = {} if self.memory is None else {"pss_bytes": {"server": self.memory[0], "workers": self.memory[1]}}
+        return {"system": self.system, "switches": self.switches, **counters, "cpu_seconds": self.cpu_seconds, **own}
 
     def with_times(self, times: Sequence[float | None]) -> dict[str, object]:
         """Return the object ``tree`` of ``--json``. ``times`` are the seconds of each round's aggregation."""
@@ -228,16 +231,21 @@ def followed(plan: Plan, totals: Totals) -> dict[str, object]:
     return {key: value for key, value in on.items() if did.get(key, True)}
 
 
-def work_report(plan: Plan, counters: str | None, cpu_seconds: float | None) -> WorkReport | None:
+def work_report(
+    plan: Plan,
+    counters: str | None,
+    cpu_seconds: float | None,
+    memory: tuple[int, Sequence[int]] | None = None,
+) -> WorkReport | None:
     """Return what workers have done, from the core's counters (JSON); None without workers.
 
     ``cpu_seconds`` is the CPU time of the server's own process since it began to listen; None in virtual time.
+    ``memory`` is the PSS of the server and of each worker, if it was measured.
     """
     if counters is None:
         return None
     tree, totals = plan.tree or TreeSection(), wire.decode(Totals, counters)
     hops = totals.hops_cpu_seconds if totals.hops_cpu_seconds > 0 and cpu_seconds is not None else None
     workers = None if cpu_seconds is None else totals.cpu_seconds
-    return WorkReport(
-        tree.system, followed(plan, totals), totals, CpuSeconds(cpu_seconds, workers, totals.gateways_cpu_seconds, hops)
-    )
+    cpu = CpuSeconds(cpu_seconds, workers, totals.gateways_cpu_seconds, hops)
+    return WorkReport(tree.system, followed(plan, totals), totals, cpu, memory)

@@ -102,6 +102,12 @@ pub(crate) trait Reducer: Send + Sync {
         None
     }
 
+    /// Memory in bytes of this process and of each worker process that runs, each with its share of what they
+    /// share (PSS); 0 where the system does not say. `None` if there are no workers.
+    fn memory(&self) -> Option<(u64, Vec<u64>)> {
+        None
+    }
+
     /// The worker processes' part of the timeline since the last call; `None` if there are no workers.
     fn timeline(&self) -> Option<Worked> {
         None

@@ -214,6 +214,13 @@ impl Server {
         hub.policy.reducer.tree()
     }
 
+    /// Memory in bytes of this process and of each worker process that runs, each with its share of what they
+    /// share (PSS); 0 where the system does not say. `None` if there are no workers. It takes milliseconds for
+    /// each gigabyte that is mapped.
+    pub fn memory(&self) -> Option<(u64, Vec<u64>)> {
+        self.hub.as_ref()?.policy.reducer.memory()
+    }
+
     /// The sums of the last round, if rounds end with sums and it had any. They share the memory that the
     /// next round reuses, so drop them before the next round ends. With `part`, returns a copy of that part,
     /// which may be kept.

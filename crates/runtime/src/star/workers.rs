@@ -216,6 +216,10 @@ impl Reducer for Workers {
         }))
     }
 
+    fn memory(&self) -> Option<(u64, Vec<u64>)> {
+        Some(self.worker_pool.memory())
+    }
+
     fn timeline(&self) -> Option<Worked> {
         let (Timeline { stretches, left_out, .. }, now) = self.worker_pool.timeline();
         let before = |at: u64| now.saturating_sub(at) as f64 / 1e9;

@@ -198,7 +198,8 @@ class Host:
             self._keep(done)
             self._keep_plans(done)
             self.progress.end(done)
-        work = live.work_report(self.plan, self.server.tree(), machine.cpu_seconds(self.cpu_before))
+        memory = self.server.memory() if isinstance(self.server, _core.Server) else None
+        work = live.work_report(self.plan, self.server.tree(), machine.cpu_seconds(self.cpu_before), memory)
         if work is not None:
             self.work.append(work)
             self.record.note(tree=work)
