@@ -82,7 +82,7 @@ def test_what_was_planned_is_shown(tmp_path: Path) -> None:
     code, out, _ = invoke("tree", "watch", str(tmp_path))
     assert (code, out.splitlines()) == (
         0,
-        ["no workers were planned: that takes tree.split = 'clients' and tree.scaling = 'hierarchy'"],
+        ["nothing was planned: that takes tree.split = 'clients', or tree.scaling = 'knative'"],
     )
     (tmp_path / "workers.jsonl").write_text(json.dumps(row) + "\n")
     code, out, _ = invoke("tree", "watch", str(tmp_path))

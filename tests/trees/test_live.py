@@ -351,6 +351,12 @@ def test_every_system_gives_the_servers_bits(star: bytes, system: str, copied: b
     assert tree is not None
     assert (tree["hops_cpu_seconds"] > 0) == passed
     assert tree["died"] == 0
+    if options["workers"].autoscaler is None:
+        assert tree["decisions"] is None
+    else:
+        first = tree["decisions"]["latest"][0]
+        assert (first["before"], first["reasons"]) == (0, ["an update arrived while there was no worker"])
+        assert 0 < first["leaves"] <= 2
 
 
 def test_a_pool_smaller_than_the_round_serves_all(star: bytes) -> None:

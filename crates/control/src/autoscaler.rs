@@ -7,6 +7,7 @@
 //! requests.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,20 @@ pub enum Why {
     Grace,
     /// The grace period has passed without requests.
     Idle,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stable => "the average over the stable window needs them",
+            Self::FromZero => "an update arrived while there was no worker",
+            Self::Panic => {
+                "a panic: the last seconds need so many more that they start at once, and none ends"
+            }
+            Self::Grace => "no updates in the stable window, and the last worker stays for its grace",
+            Self::Idle => "no updates, and the grace of the last worker is over",
+        })
+    }
 }
 
 /// The autoscaler of one function: it counts the requests under way and decides the number of instances.
@@ -116,16 +131,28 @@ impl Autoscaler {
         }
     }
 
-    /// Instances that a window's average needs. The average is the integral of the requests under way, over
-    /// the window's length.
+    /// Average number of requests under way in the stable window.
+    pub fn average(&self, now: Time) -> f64 {
+        let (area, time) = self.under_way(now, self.knobs.stable);
+        area as f64 / time as f64
+    }
+
+    /// Instances that a window's average needs.
     fn wanted(&self, now: Time, window: Duration) -> u32 {
+        let (area, time) = self.under_way(now, window);
+        self.instances(area, time)
+    }
+
+    /// The integral of the requests under way over a window, in requests times nanoseconds, and the window's
+    /// length. Their quotient is the average.
+    fn under_way(&self, now: Time, window: Duration) -> (u128, u128) {
         let start = now.saturating_sub(window);
         let ends = self.steps.iter().skip(1).map(|&(at, _)| at).chain([now]);
         let area = self.steps.iter().zip(ends).map(|(&(at, under_way), end)| {
             u128::from(under_way) * end.min(now).saturating_sub(at.max(start)).as_nanos()
         });
         // Like Knative, never look back beyond the function's start.
-        self.instances(area.sum(), window.min(now).as_nanos().max(1))
+        (area.sum(), window.min(now).as_nanos().max(1))
     }
 
     /// ceil(area / time / (target * concurrency)).
@@ -173,6 +200,7 @@ mod tests {
         scaler.observe(at(0), 14);
         scaler.observe(at(600), 21);
         assert_eq!(scaler.decide(at(602), 10).0, 11, "(58 * 14 + 2 * 21) / 60 / 1.4");
+        assert_eq!(scaler.average(at(660)), 21.0);
         assert_eq!(scaler.decide(at(660), 11).0, 15);
     }
 

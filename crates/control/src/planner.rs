@@ -47,7 +47,7 @@ impl Sample {
     }
 }
 
-/// A plan of a node's workers, with what it follows from.
+/// A plan of a node's workers, or a change by an autoscaler, with what it follows from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
     /// Number of the decision, from 1.
@@ -56,13 +56,13 @@ pub struct Decision {
     #[serde(with = "crate::seconds")]
     pub at: Time,
     /// Updates a second, and seconds of an update; both are 0 in the first plan, which follows from the number of
-    /// clients.
+    /// clients, and of an autoscaler, which does not look at them.
     pub rate: f64,
     /// See `rate`.
     pub seconds: f64,
-    /// Measured queue in updates.
+    /// Measured queue in updates; of an autoscaler, the updates under way now.
     pub queue: f64,
-    /// Smoothed queue in updates.
+    /// Smoothed queue in updates; of an autoscaler, the average over its stable window.
     pub estimate: f64,
     /// Number of leaves before.
     pub before: u32,

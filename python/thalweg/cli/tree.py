@@ -127,7 +127,7 @@ def watch(
             for decision in row["decisions"]:
                 typer.echo(f"  {plan_in_words(decision)}")
         if not shown:
-            typer.echo("no workers were planned: that takes tree.split = 'clients' and tree.scaling = 'hierarchy'")
+            typer.echo("nothing was planned: that takes tree.split = 'clients', or tree.scaling = 'knative'")
 
 
 @app.command("calibrate", cls=TreeCommand)

@@ -41,13 +41,14 @@ class Reused:
 
 @dataclass(frozen=True)
 class LiveDecision:
-    """A plan of a node's workers that was made while the job ran (LIFL section 5.2).
+    """A plan of a node's workers that was made while the job ran (LIFL section 5.2), or a change by an autoscaler.
 
     - ``number``: counts the node's plans from 1; the first follows from the number of its clients.
     - ``at``: seconds since the node's workers began.
     - ``rate``, ``seconds``: updates a second while there were any (k), and seconds that an update took, waiting
-      included (E), since the last plan; 0 in the first.
-    - ``queue``, ``estimate``: k * E in updates, and smoothed over time.
+      included (E), since the last plan; 0 in the first, and of an autoscaler.
+    - ``queue``, ``estimate``: k * E in updates, and smoothed over time; of an autoscaler, updates under way now and on
+      average over its stable window.
     - ``before``, ``leaves``: leaves until then, and from then on.
     - ``middle``: whether a middle adds up the leaves' sums.
     - ``reasons``: in words.
@@ -118,7 +119,7 @@ class Counters:
     - ``created``: the same by role.
     - ``reused``: rounds in which a leaf took over the work of the middle.
     - ``retired``: processes that were asked to end since no plan or autoscaler wanted them, or the round was over.
-    - ``decisions``: plans made while the job ran; None if nothing is planned.
+    - ``decisions``: plans made while the job ran, or changes by an autoscaler; None if the number of leaves is fixed.
     - ``died``: processes that ended although nobody asked them to.
     - ``warm``: workers that began a round with the process of an earlier round, counted once a round.
     - ``commits``: times that a worker committed its sums. What they contain is not folded again if it dies.

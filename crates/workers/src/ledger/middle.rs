@@ -43,6 +43,11 @@ impl Ledger {
         self.workers.len().saturating_sub(middles).max(1)
     }
 
+    /// Whether a worker adds up the leaves' sums.
+    pub fn has_middle(&self) -> bool {
+        self.middle != Middle::Node
+    }
+
     /// Number of rounds in which a leaf took over the work of the middle.
     pub fn reused(&self) -> u64 {
         self.reused

@@ -26,8 +26,8 @@ use thalweg_wire::Layout;
 
 pub use counts::{Counts, Handovers, HANDOVER_BOUNDS};
 use line::Line;
-use planning::Planning;
 pub use planning::Plans;
+use planning::{Decided, Planning};
 use scaling::Scaler;
 pub use scaling::Start;
 pub use timeline::{Doing, Stretch, Timeline};
@@ -99,6 +99,7 @@ struct State {
     died_at: Vec<Option<u64>>,
     scaler: Option<Scaler>,
     planning: Option<Planning>,
+    decided: Decided,
     closed: Option<Result<Vec<Option<Base>>, String>>,
     is_stopping: bool,
     counts: Counts,
@@ -148,7 +149,9 @@ impl WorkerPool {
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
         let count = setups.len();
-        let planning = config.plans.as_ref().map(Planning::new);
+        let (planning, first) = config.plans.as_ref().map(Planning::new).unzip();
+        let mut decided = Decided::default();
+        first.into_iter().for_each(|first| decided.keep(first));
         let mut ledger = Ledger::new(count, config.split, config.reserve).with_middle(config.middle);
         if let Some(planning) = &planning {
             ledger.set_active(planning.leaves());
@@ -167,6 +170,7 @@ impl WorkerPool {
             died_at: vec![None; count],
             scaler: config.autoscaler.map(Scaler::new),
             planning,
+            decided,
             closed: None,
             is_stopping: false,
             counts: Counts::default(),
@@ -285,9 +289,12 @@ impl WorkerPool {
         self.shared.plan(&mut self.shared.lock());
     }
 
-    /// Number of plans so far, and the latest of them, oldest first; `None` if nothing is planned.
+    /// Number of plans so far, or of changes by an autoscaler, and the latest of them, oldest first; `None` if the
+    /// number of leaves is fixed.
     pub fn decisions(&self) -> Option<(u64, Vec<Decision>)> {
-        self.shared.lock().planning.as_ref().map(Planning::decisions)
+        let state = self.shared.lock();
+        let is_fixed = state.planning.is_none() && state.scaler.is_none();
+        (!is_fixed).then(|| (state.decided.count(), state.decided.latest()))
     }
 
     /// Number of leaves that get updates, which a plan or an autoscaler may change.

@@ -32,12 +32,36 @@ pub(super) struct Planning {
     /// Number of leaves that the last plan has.
     leaves: usize,
     has_middle: bool,
-    decisions: VecDeque<Decision>,
-    decided: u64,
+}
+
+/// The decisions about the number of leaves, by a planner or an autoscaler.
+#[derive(Default)]
+pub(super) struct Decided {
+    latest: VecDeque<Decision>,
+    count: u64,
+}
+
+impl Decided {
+    pub fn keep(&mut self, decision: Decision) {
+        if self.latest.len() == MOST {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(decision);
+        self.count += 1;
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn latest(&self) -> Vec<Decision> {
+        self.latest.iter().cloned().collect()
+    }
 }
 
 impl Planning {
-    pub fn new(plans: &Plans) -> Self {
+    /// Makes the first plan.
+    pub fn new(plans: &Plans) -> (Self, Decision) {
         let mut planner = Planner::new(plans.config.clone());
         let first = planner.first(Duration::ZERO, plans.updates);
         let mut planning = Self {
@@ -47,20 +71,13 @@ impl Planning {
             busy_since: None,
             leaves: 0,
             has_middle: false,
-            decisions: VecDeque::new(),
-            decided: 0,
         };
-        planning.keep(first);
-        planning
+        planning.follow(&first);
+        (planning, first)
     }
 
-    fn keep(&mut self, decision: Decision) {
+    fn follow(&mut self, decision: &Decision) {
         (self.leaves, self.has_middle) = (decision.leaves as usize, decision.middle);
-        if self.decisions.len() == MOST {
-            self.decisions.pop_front();
-        }
-        self.decisions.push_back(decision);
-        self.decided += 1;
     }
 
     pub fn every(&self) -> Duration {
@@ -79,11 +96,6 @@ impl Planning {
         self.leaves
     }
 
-    /// Number of decisions, and the latest of them, oldest first.
-    pub fn decisions(&self) -> (u64, Vec<Decision>) {
-        (self.decided, self.decisions.iter().cloned().collect())
-    }
-
     pub fn arrived(&mut self) {
         self.busy_since.get_or_insert_with(Instant::now);
         self.sample.arrivals += 1;
@@ -99,14 +111,15 @@ impl Planning {
         self.sample.busy += self.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());
     }
 
-    fn plan(&mut self) {
+    fn plan(&mut self) -> Decision {
         if let Some(since) = self.busy_since {
             self.sample.busy += since.elapsed();
             self.busy_since = Some(Instant::now());
         }
         let sample = std::mem::take(&mut self.sample);
         let decision = self.planner.next(self.since.elapsed(), &sample);
-        self.keep(decision);
+        self.follow(&decision);
+        decision
     }
 }
 
@@ -131,8 +144,9 @@ impl Shared {
     /// Makes a plan and carries it out: further updates go to the planned leaves alone.
     pub(super) fn plan(&self, state: &mut State) {
         let Some(planning) = &mut state.planning else { return };
-        planning.plan();
+        let decision = planning.plan();
         state.ledger.set_active(planning.leaves());
+        state.decided.keep(decision);
         state.retire_unplanned(self.config.middle);
         self.changed.notify_all(); // the threads start the processes
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use thalweg_control::autoscaler::{Autoscaler, Knobs};
+use thalweg_control::Decision;
 
 use super::{Shared, State};
 
@@ -45,8 +46,23 @@ impl State {
     /// Applies the autoscaler's decision.
     fn scale(&mut self) {
         let Some(scaler) = &mut self.scaler else { return };
-        let (wanted, _) = scaler.autoscaler.decide(scaler.since.elapsed(), scaler.wanted as u32);
-        scaler.wanted = (wanted as usize).min(self.running.len());
+        let (now, before) = (scaler.since.elapsed(), scaler.wanted);
+        let (wanted, why) = scaler.autoscaler.decide(now, before as u32);
+        scaler.wanted = (wanted as usize).min(self.ledger.leaves());
+        if scaler.wanted != before {
+            self.decided.keep(Decision {
+                number: self.decided.count() + 1,
+                at: now,
+                rate: 0.0,
+                seconds: 0.0,
+                queue: self.ledger.under_way() as f64,
+                estimate: scaler.autoscaler.average(now),
+                before: before as u32,
+                leaves: scaler.wanted as u32,
+                middle: self.ledger.has_middle() && scaler.wanted > 1,
+                reasons: vec![why.to_string()],
+            });
+        }
         self.ledger.set_active(scaler.wanted);
         for worker in scaler.wanted..self.running.len() {
             self.retire(worker);
