@@ -153,7 +153,7 @@ lock: setup ## resolve requirements/*.lock anew
 	  requirements/site.in -o requirements/site.lock
 
 .PHONY: wheel
-wheel: setup ## dist/thalweg-*.whl for Linux on x86-64, built and tested; as long as the first make setup
+wheel: setup ## dist/: wheel and source for Linux, built, audited, tested with each extra (WHEEL_EXTRAS="report" for fewer); some GB
 	@$(STEP) "wheel" scripts/wheel.sh
 
 .PHONY: ebpf

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
-# Builds the wheel in dist/, for any Linux on x86-64 with glibc 2.28 or later and Python 3.10 or later, and tests it. zig
-# compiles C and C++, and links with that glibc; maturin looks (as auditwheel does) that nothing newer is asked for.
+# Builds the wheel and the source distribution in dist/, audits and tests them. The wheel is for any Linux with glibc 2.28 or
+# later and Python 3.10 or later. zig compiles C and C++, and links with that glibc, for this or another processor.
+#
+# WHEEL_TARGET is Rust's name of the target, as aarch64-unknown-linux-gnu; without it the wheel is for this machine. Rust's
+# standard library for that target has to be there (rustup target add). A wheel for another processor is audited, not run.
+# WHEEL_PROFILE is cargo's profile: release unless it is set. WHEEL_EXTRAS are the extras that are tried, each in an
+# environment of its own; all of them bring several gigabytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONHOME PYTHONPATH CONDA_PREFIX
@@ -8,15 +13,38 @@ export VIRTUAL_ENV="$PWD/.venv"
 export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
 export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 tools=$PWD/.venv/.wheel
+target=${WHEEL_TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
+machine=${target%%-*}
+platform=manylinux_2_28_$machine
 
 cmp -s requirements/wheel.lock "$tools/wheel.lock" || {
     rm -rf "$tools"
     python -m uv pip install --quiet --require-hashes --target "$tools" -r requirements/wheel.lock
     cp requirements/wheel.lock "$tools"
 }
+# Tools of that folder run with it, and nothing else does.
+tool() { PYTHONPATH="$tools" PATH="$tools/bin:$PATH" python -m "$@"; }
+
 THALWEG_COMMIT=$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)
 export THALWEG_COMMIT
 [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
-rm -f dist/thalweg-*.whl
-PYTHONPATH="$tools" python -m maturin build --release --zig --compatibility manylinux_2_28 --out dist ${CI:+--locked}
-python scripts/test_wheel.py dist/thalweg-*.whl
+rm -f dist/thalweg-*.tar.gz dist/thalweg-*_"$machine".whl
+built=$(mktemp -d)
+trap 'rm -rf "$built"' EXIT
+tool maturin build --profile "${WHEEL_PROFILE:-release}" --zig --target "$target" --compatibility manylinux_2_28 --out "$built" \
+    ${CI:+--locked}
+tool maturin sdist --out dist
+# It copies libraries that a user's machine may lack into the wheel; there are none today. It also refuses newer symbols.
+tool auditwheel repair --only-plat --plat "$platform" --wheel-dir dist "$built"/thalweg-*.whl
+wheel=$(echo dist/thalweg-*"$platform"*.whl)
+tool auditwheel show "$wheel"
+tool abi3audit --strict --verbose "$wheel"
+tool twine check --strict "$wheel" dist/thalweg-*.tar.gz
+
+if [ "$machine" != "$(uname -m)" ]; then
+    echo "$wheel is audited, and not run: this machine is $(uname -m)"
+    exit
+fi
+tests=()
+for extra in ${WHEEL_EXTRAS-report data,torch flower lm ray}; do tests+=(--extra "$extra"); done
+python scripts/test_wheel.py "$wheel" --locked ${tests[@]+"${tests[@]}"}

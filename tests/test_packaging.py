@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from thalweg.sections import toml
 
@@ -33,3 +37,20 @@ def test_the_lock_has_everything_with_hashes() -> None:
 def test_the_lock_names_no_index() -> None:
     for lock in (ROOT / "requirements").glob("*.lock"):
         assert "://" not in lock.read_text(), lock.name
+
+
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+
+
+def test_a_release_is_built_as_make_wheel_does() -> None:
+    commands = re.findall(r"^ *(?:- )?run: (.*)$", WORKFLOW.read_text(), re.MULTILINE)
+    assert "make wheel" in commands
+    assert not [command for command in commands if "maturin" in command], "scripts/wheel.sh calls it"
+
+
+def test_the_release_workflow_has_no_faults() -> None:
+    linter = shutil.which("actionlint")
+    if linter is None:
+        pytest.skip("actionlint is not installed: go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
+    done = subprocess.run([linter, str(WORKFLOW)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -55,9 +55,11 @@ def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
     ]
     subprocess.run(maturin, cwd=ROOT, env=environment, check=True, timeout=TIMEOUT)
     (wheel,) = tmp_path.glob("*.whl")
-    test = [sys.executable, str(ROOT / "scripts/test_wheel.py"), str(wheel), "--locked"]
+    test = [sys.executable, str(ROOT / "scripts/test_wheel.py"), str(wheel), "--locked", "--extra", "report"]
     done = subprocess.run(test, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     if "Failed to fetch" in done.stderr:
         pytest.skip("its dependencies are not in the cache of uv, and no registry answers")
     assert done.returncode == 0, done.stderr
     assert "thalweg run:" in done.stdout
+    assert "base: " in done.stdout
+    assert "report: " in done.stdout
