@@ -39,6 +39,7 @@ LARGEST: Final = 200_000
 PARTS: Final = {
     "Tutorial": "tutorial",
     "Gallery": "gallery",
+    "Notebooks": "notebooks",
     "How to": "how-to",
     "Explanation": "explanation",
     "Reference": "reference",
@@ -124,13 +125,25 @@ def page(path: str) -> tuple[str, list[str]]:
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return converted(text, path)
+    if path.endswith(".ipynb"):
+        return converted(notebook(text), path)
     kind = {".py": "python", ".toml": "toml", ".proto": "protobuf", ".yaml": "yaml"}.get(Path(path).suffix, "text")
     return f"# {path}\n\n`````{kind}\n{text}\n`````\n", []
 
 
+def notebook(text: str) -> str:
+    """Return a notebook's cells as Markdown. Its outputs are not stored in the repository."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    return "\n\n".join([*parts, ""])
+
+
 def prepare(folder: Path) -> list[str]:
     """Write the pages of all documents, and of what they link to, into ``folder``; return the files that they show."""
-    waiting = [FRONT, *REPOSITORY, *(str(one.relative_to(ROOT)) for one in sorted((ROOT / "docs").rglob("*.md")))]
+    documents = [one for kind in ("*.md", "*.ipynb") for one in sorted((ROOT / "docs").rglob(kind))]
+    waiting = [FRONT, *REPOSITORY, *(str(one.relative_to(ROOT)) for one in documents)]
     shown: dict[str, None] = {}
     while waiting:
         path = waiting.pop()

@@ -47,6 +47,12 @@ def test_links_in_code_stay_and_fences_keep_their_first_word(docs_site: Any) -> 
     assert made == "```console\n$ [a](bench.md)\n```\n[b](bench.md)\n"
 
 
+def test_a_notebook_is_a_page_of_its_cells(docs_site: Any) -> None:
+    text, _ = docs_site.page("docs/notebooks/own-model.ipynb")
+    assert text.startswith("# Federated averaging, cell by cell\n")
+    assert "```python\nimport threading\n" in text
+
+
 def test_a_list_after_a_paragraph_is_a_list(docs_site: Any) -> None:
     made, _ = docs_site.converted("Two:\n- one\n  more\n- two\n\n1. a\n2. b\n", "docs/README.md")
     assert made == "Two:\n\n- one\n  more\n- two\n\n1. a\n2. b\n"

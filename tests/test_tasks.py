@@ -23,6 +23,7 @@ from thalweg.tasks import Given, TaskClient, TaskServer, Tensors
 from thalweg.tensors import named
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import Received
+from thalweg.transports import pki
 
 # Seconds after which a hanging test fails.
 LIMIT = 60.0
@@ -581,3 +582,31 @@ def test_the_example_learns_what_is_shared_and_what_is_not() -> None:
     example = Path(__file__).parents[1] / "examples" / "tasks.py"
     said = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=LIMIT, check=True)
     assert said.stdout.splitlines()[-1].startswith("round 5: slope 3.000, mean loss 0.000"), said.stdout
+
+
+def test_a_member_that_is_revoked_is_cut_off(tmp_path: Path) -> None:
+    folder = tmp_path / "pki"
+    pki.init(folder, ["127.0.0.1"], 5)
+    for name in ("anna", "berta"):
+        pki.issue(folder, name, 5, role="task-member")
+    ended: dict[str, BaseException | None] = {}
+
+    def member(name: str) -> None:
+        try:
+            TaskClient(server.address, name=name, token_file=folder / f"{name}.token", timeout=LIMIT).run(double)
+        except _core.CoreError as error:
+            ended[name] = error
+        else:
+            ended[name] = None
+
+    with TaskServer(pki=folder) as server:
+        threads = {name: threading.Thread(target=member, args=(name,), daemon=True) for name in ("anna", "berta")}
+        for thread in threads.values():
+            thread.start()
+        assert server.wait(2, LIMIT) == 2
+        pki.revoke(folder, "berta", "task-member")
+        threads["berta"].join(LIMIT)
+        assert "its token and certificate were revoked" in str(ended["berta"])
+        assert "anna" not in ended
+    threads["anna"].join(LIMIT)
+    assert ended["anna"] is None

@@ -174,6 +174,7 @@ class TaskServer:
         config = {
             "transport": {"tls": trust.tls, "own": dict(options or {})},
             "issuer": trust.issuer,
+            "revoked": trust.revoked,
             "job": secrets.randbits(63),
             "grace": grace,
             "ahead": ahead,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,8 @@ clients = {{anna = "a", berta = "b"}}
 checkpoint_every = 1
 """
 HOST = "127.0.0.1"
+# The option of a node that takes a file, by the ending of its name.
+FILE = {"token": "--token-file", "crt": "--cert", "key": "--key"}
 APP = """
 import numpy as np
 
@@ -146,3 +149,41 @@ def test_doctor_shows_when_certificates_expire(start: Start, folder: Path) -> No
     assert set(found) == {"ca.crt", "server.crt", "anna.crt", "berta.crt"}
     assert all(29 < one["days"] <= 30 for one in found.values())
     assert [name for name, one in found.items() if one["revoked"] is not None] == ["berta.crt"]
+
+
+TREE = """
+[job]
+clients = 2
+rounds = 100000
+
+[app]
+object = "own:App"
+
+[aggregation]
+shape = "tree"
+
+[tree]
+top = "dedicated"
+
+[nodes]
+count = 2
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+def test_a_revoked_node_of_a_tree_is_cut_off(start: Start, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree.toml").write_text(TREE)
+    server = start("server", "tree.toml", "--listen", f"tcp://{HOST}:0", "--pki", str(folder))
+    parent = url_of(server)
+    nodes = {}
+    for name in ("west", "east"):
+        pki.issue(folder, name, 30, hosts=[HOST], role="tree-node")
+        files = [word for kind in ("token", "crt", "key") for word in (FILE[kind], f"pki/{name}.{kind}")]
+        nodes[name] = start("node", f"tcp://{HOST}:0", "--parent", parent, "--name", name, "--clients", "1", *files)
+    for node in nodes.values():
+        node.until("listening on")
+    pki.revoke(folder, "west", "tree-node")
+    code, _, err = nodes["west"].end()
+    assert code != 0
+    assert "its token and certificate were revoked" in err
+    assert nodes["east"].process.poll() is None

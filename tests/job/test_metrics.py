@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -12,6 +13,7 @@ from tests.outcomes import outcome_of
 from thalweg.errors import LinkError, PlanError
 from thalweg.job.common.metrics import Counted, exposing
 from thalweg.plan import Plan
+from thalweg.transports import pki
 from thalweg.trees.counters import Created, Decisions, Now, Percentiles, Reused, Started, Workers
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: uv pip install prometheus-client")
@@ -123,3 +125,13 @@ def test_what_is_no_port_is_refused(where: str) -> None:
 @pytest.mark.parametrize(("where", "kept"), [(9100, "9100"), ("0.0.0.0:9100", "0.0.0.0:9100"), ("[::1]:0", "[::1]:0")])
 def test_a_port_may_be_a_number_and_have_a_host(where: Any, kept: str) -> None:
     assert Plan.of({"record": {"metrics": where}}).record.metrics == kept
+
+
+def test_the_expiry_of_the_servers_certificates_is_shown(tmp_path: Path) -> None:
+    pki.init(tmp_path / "pki", ["127.0.0.1"], 30)
+    notes: list[str] = []
+    with exposing("0", notes.append, clients=list, pki=str(tmp_path / "pki")):
+        scrape = Scraped(notes[0].partition(" ")[2])
+    for name in ("ca", "server"):
+        expiry = pki.Certificate.read(tmp_path / "pki" / f"{name}.crt").not_after
+        assert scrape[f'certificate_expiry_timestamp_seconds{{name="{name}"}}'] == expiry
