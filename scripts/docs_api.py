@@ -25,6 +25,7 @@ from thalweg.tensors import named
 PARTS: Final = {
     "Whole jobs": ("run", "RunResult", "Plan"),
     "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds"),
+    "Low communication": ("diloco", "Peer"),
     "Asynchronous rounds": ("fedbuff", "fedbuff_client", "Version", "Update"),
     "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from thalweg.local_run import RunResult, run
     from thalweg.nodes import Node, Step, dpsgd, step_size
+    from thalweg.peers import Peer, diloco
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
@@ -44,6 +45,7 @@ __all__ = [
     "ModelError",
     "Node",
     "PackageError",
+    "Peer",
     "Plan",
     "PlanError",
     "RecordError",
@@ -60,6 +62,7 @@ __all__ = [
     "ThalwegError",
     "Update",
     "Version",
+    "diloco",
     "dpsgd",
     "fedavg",
     "fedbuff",
@@ -85,6 +88,7 @@ _HOMES = {
     "MetricsError": "errors",
     "ModelError": "errors",
     "Node": "nodes",
+    "Peer": "peers",
     "PackageError": "errors",
     "Plan": "plan",
     "PlanError": "errors",
@@ -102,6 +106,7 @@ _HOMES = {
     "ThalwegError": "errors",
     "Update": "asynchronous",
     "Version": "asynchronous",
+    "diloco": "peers",
     "dpsgd": "nodes",
     "fedavg": "api",
     "fedbuff": "asynchronous",
