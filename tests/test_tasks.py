@@ -591,19 +591,22 @@ def test_a_member_that_is_revoked_is_cut_off(tmp_path: Path) -> None:
         pki.issue(folder, name, 5, role="task-member")
     ended: dict[str, BaseException | None] = {}
 
-    def member(name: str) -> None:
+    def member(name: str, address: str) -> None:
         try:
-            TaskClient(server.address, name=name, token_file=folder / f"{name}.token", timeout=LIMIT).run(double)
+            TaskClient(address, name=name, token_file=folder / f"{name}.token", timeout=LIMIT).run(double)
         except _core.CoreError as error:
             ended[name] = error
         else:
             ended[name] = None
 
-    with TaskServer(pki=folder) as server:
-        threads = {name: threading.Thread(target=member, args=(name,), daemon=True) for name in ("anna", "berta")}
+    with TaskServer(pki=folder) as guarded:
+        threads = {
+            name: threading.Thread(target=member, args=(name, guarded.address), daemon=True)
+            for name in ("anna", "berta")
+        }
         for thread in threads.values():
             thread.start()
-        assert server.wait(2, LIMIT) == 2
+        assert guarded.wait(2, LIMIT) == 2
         pki.revoke(folder, "berta", "task-member")
         threads["berta"].join(LIMIT)
         assert "its token and certificate were revoked" in str(ended["berta"])
