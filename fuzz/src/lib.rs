@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 use thalweg_wire::control::Control;
+use thalweg_wire::text::{is_plain, MAX_NAME, MAX_REASON};
+use thalweg_wire::tree::{Answer, Request, Statement};
 use thalweg_wire::{FrameHeader, Kind, Layout, Range, Ranges, ALIGN, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 
 /// A frame: the header decodes or is refused; a length is within its limit; a control message behind a
@@ -51,6 +53,42 @@ pub fn layout(bytes: &[u8]) {
     let encoded = postcard::to_stdvec(&layout).expect("a valid layout encodes");
     let again: Layout = postcard::from_bytes(&encoded).expect("and decodes");
     assert_eq!((again.hash(), again.difference(&layout)), (layout.hash(), None));
+}
+
+/// An answer of a node of a tree that is read has names that can be shown, and numbers within bounds.
+pub fn tree_answer(bytes: &[u8]) {
+    let named = |name: &String| assert!(!name.is_empty() && name.len() <= MAX_NAME && is_plain(name));
+    for request in tree_requests() {
+        let mut from = serde_json::Deserializer::from_slice(bytes);
+        match Answer::read(&request, &mut from) {
+            Ok(Answer::State(state)) => state.clients.iter().for_each(named),
+            Ok(Answer::Round(answer)) => {
+                answer.clients.iter().for_each(named);
+                answer.outcome.participants.iter().for_each(|one| named(&one.client));
+                let Statement(updates, weight, _) = answer.statement();
+                assert!(updates as usize <= answer.outcome.participants.len() && weight >= 0.0);
+            }
+            Ok(Answer::Refusable(why)) => why.iter().for_each(|why| assert!(why.len() <= MAX_REASON)),
+            Ok(Answer::Mean(mean)) => assert!(mean.done.is_finite()),
+            Ok(Answer::Shared(refused)) => refused.keys().for_each(named),
+            Ok(Answer::Delivered(has)) => has.iter().for_each(named),
+            Ok(Answer::Nothing) | Err(_) => {}
+        }
+    }
+}
+
+/// A request of each kind of answer.
+pub fn tree_requests() -> [Request; 7] {
+    let (config, claim) = (String::new(), Statement::default());
+    [
+        Request::Wait { seconds: 0.0 },
+        Request::Round { round: 1, config, kept: false, only: None },
+        Request::BecomeTop { claim },
+        Request::SendSums { to: String::new() },
+        Request::ComputeMean,
+        Request::FoldPart { turn: 1, nodes: [].into(), parts: [].into(), addresses: Vec::new() },
+        Request::ConfirmParts,
+    ]
 }
 
 /// A set of ranges that decodes is in order and counts right; its holes are its complement.

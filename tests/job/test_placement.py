@@ -9,8 +9,8 @@ import pytest
 
 from thalweg import wire
 from thalweg.job.tree import placement
+from thalweg.job.tree.known import Node
 from thalweg.job.tree.messages import decode
-from thalweg.job.tree.tops import Node
 from thalweg.plan import Plan
 from thalweg.trees import live
 

@@ -19,14 +19,14 @@ import pytest
 from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.common.session import session
+from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.local_nodes import Orders
 from thalweg.job.tree.root import Tree
-from thalweg.job.tree.tops import Node, Received, Top
+from thalweg.job.tree.rounds import Done
 from thalweg.plan import Plan
 from thalweg.plan.options import CoreOptions
 from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
-from thalweg.trees.merging import Mean, Part
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
 
@@ -253,31 +253,32 @@ def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(
         assert json.loads(made.tree.departed()) == []
 
 
-class Killing:
-    """A top that kills a node after it has taken that node's sums."""
+def when_answered(made: Job, do: Callable[[str, Received[Any], Any], None]) -> None:
+    """Call a function with each answer that the root has received: the request's name, the answer, the request."""
+    inner = made.tree.received
 
-    def __init__(self, inner: Top, kill: Callable[[Any], bool]) -> None:
-        self.inner, self.kill = inner, kill
-        self.begin, self.finish = inner.begin, inner.finish
+    def received(node: Node, reply: Any, request: Any) -> Received[Any]:
+        answer = inner(node, reply, request)
+        do(request.do, answer, request)
+        return answer
 
-    def take(self, part: Part, heard: Received[Any]) -> None:
-        self.inner.take(part, heard)
-        self.kill(part)
+    made.tree.received = received  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("top", ["dedicated", "first-finished"])
 def test_sums_that_were_counted_outlive_their_node(top: str) -> None:
-    killed: list[str] = []
+    taken: list[str] = []
     with job(top) as made:
 
-        def kill(part: Part) -> bool:
-            # The second node that finishes; with the first-finished top, the first one is the top.
-            killed.append(part.node)
-            if len(killed) == 2:
-                made.kill(part.node)
-            return True
+        def do(asked: str, answer: Received[Any], request: Any) -> None:
+            # With the first-finished top, the first node that finishes is the top. The next one is lost, once the top
+            # or the root has its sums.
+            if (asked, top) in (("take", "first-finished"), ("round", "dedicated")):
+                taken.append(request.node if asked == "take" else answer.node.name)
+            if len(taken) == (1 if top == "first-finished" else 3):
+                made.kill(taken[0])
 
-        made.tree._top = Killing(made.tree._top, kill)
+        when_answered(made, do)
         outcome = made.round(1)
         assert outcome["complete"]
         assert made.bits() == mean(1, CLIENTS)
@@ -285,20 +286,23 @@ def test_sums_that_were_counted_outlive_their_node(top: str) -> None:
 
 def test_another_node_takes_the_place_of_a_top_that_is_lost() -> None:
     taken: list[str] = []
+    tops: list[str] = []
     with job("first-finished") as made:
 
-        def kill(part: Part) -> bool:
-            taken.append(part.node)
-            if len(taken) == 3:
-                made.kill(taken[0])
-            return True
+        def do(asked: str, answer: Received[Any], request: Any) -> None:
+            if asked == "lead":
+                tops.append(answer.node.name)
+            if asked == "take":
+                taken.append(request.node)
+                if len(taken) == 2:
+                    made.kill(tops[0])
 
-        made.tree._top = Killing(made.tree._top, kill)
+        when_answered(made, do)
         outcome = made.round(1)
-        left = [client for client in CLIENTS if client not in PLACED[taken[0]]]
+        left = [client for client in CLIENTS if client not in PLACED[tops[0]]]
         assert counted(outcome) == set(left)
         assert made.bits() == mean(1, left)
-        assert outcome["fold"]["top"] in taken[1:]
+        assert outcome["fold"]["top"] in taken[:2]
 
 
 @pytest.mark.parametrize("top", TOPS)
@@ -314,23 +318,38 @@ def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
         assert made.bits() == bits
 
 
+@dataclass
+class Opening:
+    """The root's server, which calls a function before it sends the first request of a name."""
+
+    server: _core.TaskServer
+    asked: str
+    do: Callable[[], None]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
+
+    def open(self, head: bytes, *rest: Any) -> int:
+        if json.loads(head)["do"] == self.asked:
+            self.asked = ""
+            self.do()
+        return self.server.open(head, *rest)
+
+
 def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
     """Call a function when the ``nth`` answer to a step of a sharded top has arrived; with 0, before the first one."""
-    top = made.tree._top
-    inner, seen = top._ask, [0]  # type: ignore[attr-defined]
+    if nth == 0:
+        made.tree._server = Opening(made.tree._server, step, do)  # type: ignore[assignment]
+        return
+    seen: list[str] = []
 
-    def asking(head: Any, nodes: Any) -> Iterator[Received[Any]]:
-        if head.do == step and nth == 0 and not seen[0]:
-            seen[0] = 1
-            do()
-        for heard in inner(head, nodes):
-            if head.do == step:
-                seen[0] += 1
-                if seen[0] == nth:
-                    do()
-            yield heard
+    def answered(asked: str, answer: Received[Any], _: Any) -> None:
+        if asked == step:
+            seen.append(answer.node.name)
+            if len(seen) == nth:
+                do()
 
-    top._ask = asking  # type: ignore[attr-defined]
+    when_answered(made, answered)
 
 
 STEPS: Final = [("share", 0), ("share", 1), ("settle", 0), ("settle", 1), ("settle", 2), ("told", 0), ("told", 1)]
@@ -387,7 +406,7 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
         if (client, number) == ("c", 1):
             made.kill("node-2")
 
-    with job(top, before, timeout=60.0) as made:
+    with job(top, before, timeout=60.0, grace=30.0) as made:
         made.tree.recovery.restart = made.again
         outcome = made.round(1)
         assert counted(outcome) == {"a", "b", "d", "e"}
@@ -401,20 +420,20 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
 
 @pytest.mark.parametrize("top", TOPS)
 def test_updates_that_were_counted_before_their_node_was_lost_are_not_folded_twice(top: str) -> None:
-    with job(top, timeout=60.0) as made:
+    with job(top, timeout=60.0, grace=30.0) as made:
         made.tree.recovery.restart = made.again
-        inner = made.tree._top.finish
+        inner = made.tree._run
 
-        def finish(check: Callable[[], None]) -> Mean:
-            made_mean = inner(check)
+        def run(number: int, config: str, tend: Callable[[], None]) -> Done:
+            done = inner(number, config, tend)
             made.kill("node-2")
-            return made_mean
+            return done
 
-        made.tree._top.finish = finish  # type: ignore[method-assign]
+        made.tree._run = run  # type: ignore[method-assign]
         outcome = made.round(1)
         assert outcome["complete"]
         assert made.bits() == mean(1, CLIENTS)
-        made.tree._top.finish = inner  # type: ignore[method-assign]
+        made.tree._run = inner  # type: ignore[method-assign]
         outcome = made.round(2)
         assert outcome["complete"], outcome["participants"]
         assert made.bits() == mean(2, CLIENTS)
@@ -494,17 +513,17 @@ def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> 
 def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(top: str) -> None:
     with job(top, timeout=60.0, grace=30.0) as made:
         made.tree.recovery.is_over = lambda _: True
-        inner = made.tree._top.finish
+        inner = made.tree._run
 
-        def finish(check: Callable[[], None]) -> Mean:
-            made_mean = inner(check)
+        def run(number: int, config: str, tend: Callable[[], None]) -> Done:
+            done = inner(number, config, tend)
             made.kill("node-3")
-            return made_mean
+            return done
 
-        made.tree._top.finish = finish  # type: ignore[method-assign]
+        made.tree._run = run  # type: ignore[method-assign]
         assert made.round(1)["complete"]
         assert made.bits() == mean(1, CLIENTS)
-        made.tree._top.finish = inner  # type: ignore[method-assign]
+        made.tree._run = inner  # type: ignore[method-assign]
         outcome = made.round(2)
         assert outcome["complete"], outcome["participants"]
         assert made.bits() == mean(2, CLIENTS)
@@ -528,7 +547,7 @@ def test_a_client_whose_process_has_ended_moves_nowhere() -> None:
             made.tree.forget("e", "killed")
             raise _core.CoreError("its process has ended")
 
-    with job("dedicated", before, timeout=60.0) as made:
+    with job("dedicated", before, timeout=60.0, grace=30.0) as made:
         made.tree.recovery.is_over = lambda _: True
         assert counted(made.round(1)) == {"a", "b", "c", "d"}
         made.kill("node-3")

@@ -66,8 +66,8 @@ def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
 
 def test_bytes_between_nodes_are_counted_apart() -> None:
     part = Part("node-1", ["a"], outcome({"a": "whole"}, [way("a", 0, 1)], complete=True))
-    part.between = [transfer_of(**way("node-1", 0, 1)), transfer_of(**way("node-1", 1, 2))]
-    merged_outcome = wire.values_of(merged(1, [part], 0.0, 1.0, Mean(0, 0.0)))
+    between = [transfer_of(**way("node-1", 0, 1)), transfer_of(**way("node-1", 1, 2))]
+    merged_outcome = wire.values_of(merged(1, [part], 0.0, 1.0, Mean(0, 0.0), between=between))
     assert merged_outcome["fold"]["between_bytes"] == 20
     assert len(merged_outcome["transfers"]) == 1
 

@@ -51,6 +51,14 @@ fn judge_of(judge: Py<PyAny>) -> runtime::Judge {
     })
 }
 
+fn returned(py: Python<'_>, reply: runtime::TaskReply) -> Reply<'_> {
+    let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
+    let head = PyBytes::new(py, &reply.head);
+    let state = word(reply.state);
+    let (weight, coverage) = (reply.weight, reply.coverage);
+    (reply.member, state, reply.reason, head, weight, coverage, tensors, reply.transfers)
+}
+
 fn word(state: ReplyState) -> &'static str {
     match state {
         ReplyState::Done => "done",
@@ -125,13 +133,22 @@ impl TaskServer {
         timeout: Option<f64>,
     ) -> PyResult<Option<Reply<'py>>> {
         let (server, limit) = (self.inner.get()?, limit(timeout));
-        let reply = waiting(py, |go_on| server.next_reply(task, limit, go_on))?;
-        let Some(reply) = reply.map_err(raise)? else { return Ok(None) };
-        let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
-        let head = PyBytes::new(py, &reply.head);
-        let state = word(reply.state);
-        let (weight, coverage) = (reply.weight, reply.coverage);
-        Ok(Some((reply.member, state, reply.reason, head, weight, coverage, tensors, reply.transfers)))
+        let reply = waiting(py, |go_on| server.next_reply(task, limit, go_on))?.map_err(raise)?;
+        Ok(reply.map(|reply| returned(py, reply)))
+    }
+
+    /// Waits for the next reply to one of these tasks. Returns the task's number, and None when that task has
+    /// no more replies.
+    fn next_reply_of<'py>(
+        &self,
+        py: Python<'py>,
+        tasks: Vec<u32>,
+        timeout: Option<f64>,
+    ) -> PyResult<(u32, Option<Reply<'py>>)> {
+        let (server, limit) = (self.inner.get()?, limit(timeout));
+        let found = waiting(py, |go_on| server.next_reply_of(&tasks, limit, go_on))?;
+        let (task, reply) = found.map_err(raise)?;
+        Ok((task, reply.map(|reply| returned(py, reply))))
     }
 
     /// The mean of the results of a task that folds them, once all replies have arrived.

@@ -16,6 +16,7 @@ mod ranges;
 mod spread;
 pub mod text;
 mod tolerance;
+pub mod tree;
 
 pub use difference::{Difference, TensorSpec};
 pub use dtype::Dtype;

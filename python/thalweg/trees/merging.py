@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import fsum
 from typing import NamedTuple
 
 from thalweg.outcome.core import NodePart, NodeShare, Outcome, Participant, Timeline, Transfer, TreeFold, WorkSpan
@@ -30,7 +29,7 @@ class Statement(NamedTuple):
     whole: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
     """A node's part in a round. If there is no outcome, the part does not count, and ``reason`` says why.
 
@@ -44,12 +43,6 @@ class Part:
     reason: str = ""
     shift: float = 0.0
     first: float | None = None
-    # Transfers between nodes: of the model to this node, and of its sums to the top.
-    between: Sequence[Transfer] = ()
-
-    def drop(self, reason: str) -> None:
-        """Drop the outcome for this reason, so that the round counts none of the node's updates."""
-        self.outcome, self.reason = None, reason
 
     @property
     def counted(self) -> int:
@@ -60,13 +53,6 @@ class Part:
     def counting(self) -> list[Participant]:
         """The participants whose updates the node's sums contain."""
         return [] if self.outcome is None else self.outcome.counting
-
-    @property
-    def statement(self) -> Statement:
-        """The node's statement about its sums, computed from the participants of its outcome."""
-        counting = self.counting
-        whole = all(part.state == "whole" for part in counting)
-        return Statement(len(counting), fsum(part.samples or 0 for part in counting), whole)
 
 
 @dataclass(frozen=True)
@@ -95,8 +81,13 @@ def timeline(parts: Iterable[Part]) -> Timeline:
     return Timeline(tuple(spans), sum(one.left_out for _, one in measured))
 
 
-def merged(number: int, parts: Sequence[Part], start: float, seconds: float, mean: Mean) -> Outcome:
-    """Return the outcome of a round that began at ``start`` on the root's clock and took ``seconds``."""
+def merged(
+    number: int, parts: Sequence[Part], start: float, seconds: float, mean: Mean, *, between: Sequence[Transfer] = ()
+) -> Outcome:
+    """Return the outcome of a round that began at ``start`` on the root's clock and took ``seconds``.
+
+    ``between`` are the transfers between the nodes, and between them and the root: of models, sums and means.
+    """
     outcomes = [(part, part.outcome) for part in parts if part.outcome is not None]
     firsts = [part.first for part in parts if part.first is not None]
     transfers = tuple(_moved(one, part.shift) for part, outcome in outcomes for one in outcome.transfers)
@@ -116,7 +107,7 @@ def merged(number: int, parts: Sequence[Part], start: float, seconds: float, mea
             uncovered_bytes=mean.uncovered_bytes,
             completion_seconds=mean.done - min(firsts) if firsts else None,
             nodes=tuple(_node_part(part) for part in parts),
-            between_bytes=sum(one.wire_bytes for part in parts for one in part.between),
+            between_bytes=sum(one.wire_bytes for one in between),
             timeline=timeline(parts),
             top=mean.top,
             shares=mean.shares,

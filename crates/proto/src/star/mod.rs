@@ -28,6 +28,7 @@ mod outcome;
 mod round;
 mod server;
 
+pub(crate) use self::choice::lot;
 pub use self::choice::Choice;
 pub use self::client::{Client, RoundStep, Verdict};
 pub use self::credits::Credits;

@@ -26,3 +26,4 @@ mod tasks;
 mod timeout;
 mod timing;
 mod tolerance;
+mod tree;

@@ -253,17 +253,36 @@ impl TaskServer {
         limit: Option<Duration>,
         go_on: GoOn<'_>,
     ) -> Result<Option<TaskReply>, Error> {
+        self.next_reply_of(&[task], limit, go_on).map(|(_, reply)| reply)
+    }
+
+    /// The next reply to one of these tasks, with the task's number; without a reply if that task has no
+    /// more. Waits as [`TaskServer::next_reply`] does.
+    ///
+    /// # Errors
+    /// As of [`TaskServer::next_reply`].
+    pub fn next_reply_of(
+        &self,
+        tasks: &[u32],
+        limit: Option<Duration>,
+        go_on: GoOn<'_>,
+    ) -> Result<(u32, Option<TaskReply>), Error> {
         let hub = &self.hub;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             let most = caller_timeout(go_on);
             let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
-            let look = || match lock(&hub.policy.open).get_mut(&task) {
-                None => Some(Err(unknown(task))),
-                Some(open) => match open.replies.pop_front() {
-                    Some((reply, kept)) => Some(Ok(Some(task_reply(reply, kept, open.fold.is_some())))),
-                    None => open.closed.then_some(Ok(None)),
-                },
+            let look = || {
+                let mut open = lock(&hub.policy.open);
+                tasks.iter().find_map(|&task| match open.get_mut(&task) {
+                    None => Some(Err(unknown(task))),
+                    Some(open) => match open.replies.pop_front() {
+                        Some((reply, kept)) => {
+                            Some(Ok((task, Some(task_reply(reply, kept, open.fold.is_some())))))
+                        }
+                        None => open.closed.then_some(Ok((task, None))),
+                    },
+                })
             };
             if let Some(found) = hub.wait_for(left.min(most), look) {
                 return found;

@@ -102,6 +102,11 @@ fn check_ranges(_: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
     None
 }
 
+fn check_tree_answer(_: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
+    assert_bounded(bytes, targets::tree_answer);
+    None
+}
+
 fn check_noise(rng: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
     bytes.iter_mut().for_each(|byte| *byte = rng.any() as u8);
     targets::layout(bytes);
@@ -114,7 +119,7 @@ fn encoded(message: &Control) -> Vec<u8> {
     message.encode().expect("a small message encodes")
 }
 
-fn kinds(rng: &mut Rng) -> [Kind; 6] {
+fn kinds(rng: &mut Rng) -> [Kind; 7] {
     let plain = |value: Result<Vec<u8>, postcard::Error>| value.expect("a valid value encodes");
     let message = |rng: &mut Rng| encoded(&valid::control(rng));
     let framed = move |rng: &mut Rng| {
@@ -131,6 +136,7 @@ fn kinds(rng: &mut Rng) -> [Kind; 6] {
         Kind::new(rng, message, check_control),
         Kind::new(rng, |rng| plain(postcard::to_stdvec(&valid::layout(rng))), check_layout),
         Kind::new(rng, |rng| plain(postcard::to_stdvec(&valid::ranges(rng))), check_ranges),
+        Kind::new(rng, valid::tree_answer, check_tree_answer),
         Kind::new(rng, |rng| vec![0; rng.below(200)], check_noise),
     ]
 }

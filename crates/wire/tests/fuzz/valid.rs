@@ -1,5 +1,6 @@
 //! Random valid messages, layouts and frames.
 
+use serde_json::json;
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
 };
@@ -9,6 +10,25 @@ use crate::rng::Rng;
 
 pub fn ranges(rng: &mut Rng) -> Ranges {
     (0..rng.below(12)).map(|_| rng.range()).collect()
+}
+
+/// An answer of a node of a tree, as JSON.
+pub fn tree_answer(rng: &mut Rng) -> Vec<u8> {
+    let names = |rng: &mut Rng| (0..rng.below(4)).map(|_| rng.text(12)).collect::<Vec<_>>();
+    let participants = names(rng).into_iter().map(|client| {
+        let state = ["whole", "partial", "lost", "late"][rng.below(4)];
+        json!({ "client": client, "state": state, "samples": rng.below(1000) })
+    });
+    let participants = participants.collect::<Vec<_>>();
+    let outcome = json!({ "round": rng.below(9), "participants": participants, "failure": null });
+    let answer = match rng.below(5) {
+        0 => json!({ "clients": names(rng) }),
+        1 => json!({ "outcome": outcome, "held": rng.below(2) == 1, "clients": names(rng) }),
+        2 => json!({ "refused": rng.text(20) }),
+        3 => json!({ "fold": { "uncovered_bytes": rng.below(9) }, "done": 1.5 }),
+        _ => json!({ "has": names(rng) }),
+    };
+    answer.to_string().into_bytes()
 }
 
 pub fn layout(rng: &mut Rng) -> Layout {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from thalweg.job.tree.known import Node
 from thalweg.job.tree.messages import AssignClients, KnownNode
-from thalweg.job.tree.tops import Node
 from thalweg.trees import live
 
 if TYPE_CHECKING:

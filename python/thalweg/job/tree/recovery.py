@@ -10,12 +10,11 @@ from typing import Final, Protocol
 
 from thalweg import _core
 from thalweg.errors import RoundError
-from thalweg.job.tree.tops import Node
+from thalweg.job.tree.known import Node
 from thalweg.machine.waiting import WAIT_SLICE
 
-# Seconds that a node may take from its start until it is open; and seconds that clients may take to connect to it.
-NODE_SECONDS: Final = 30.0
-CLIENT_SECONDS: Final = 10.0
+# A node that is started again may take so many times as long as the slowest node took when the job began.
+STARTS: Final = 3.0
 
 
 class Root(Protocol):
@@ -46,13 +45,17 @@ class Root(Protocol):
 class NodeRecovery:
     """Brings nodes back. They count as lost until the next round begins."""
 
-    def __init__(self, root: Root) -> None:
-        """Begin with no lost node. The attributes decide how long a lost node is awaited.
+    def __init__(self, root: Root, grace: float) -> None:
+        """Begin with no lost node. ``grace``: seconds that a lost client may take to come back.
+
+        The attributes decide how long a lost node is awaited. ``slowest_start``: how many seconds the nodes took until
+        all were open. A node that is started again may take ``STARTS`` times as long, or ``grace`` if that is longer.
 
         ``restart`` starts a lost node's process again and returns whether it did. ``is_over`` returns whether nobody
         will start the node again. Otherwise the node is given up ``away`` seconds after it was first missed.
         """
-        self._root = root
+        self._root, self._grace = root, grace
+        self.slowest_start = 0.0
         self.restart: Callable[[Node], bool] = lambda _: False
         self.is_over: Callable[[Node], bool] = lambda _: False
         self.away = float("inf")
@@ -117,7 +120,7 @@ class NodeRecovery:
             self._root.tell_homes()
         hosts, self._hosts = self._hosts, {}
         waiting = {node.name: node for node in (*back, *hosts.values()) if node.loss is None}
-        self._root.await_clients(list(waiting.values()), CLIENT_SECONDS)
+        self._root.await_clients(list(waiting.values()), self._grace)
 
     def _begin(self, node: Node, work: Callable[[Node], None]) -> None:
         coming = threading.Thread(target=work, args=(node,), daemon=True)
@@ -125,7 +128,7 @@ class NodeRecovery:
         coming.start()
 
     def _bring(self, node: Node) -> None:
-        until = time.monotonic() + NODE_SECONDS
+        until = time.monotonic() + max(self._grace, STARTS * self.slowest_start)
         with suppress(_core.CoreError, RoundError):  # it is lost again, or the job is ending
             while not self._root.is_connected(node, WAIT_SLICE):
                 if time.monotonic() > until or node.name not in self._coming:

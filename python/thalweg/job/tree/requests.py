@@ -62,12 +62,13 @@ def ask(
                 continue
             if received is None:
                 return
-            yield _reply(received)
+            yield reply_of(received)
     finally:
         server.release(number)
 
 
-def _reply(received: Received) -> Reply:
+def reply_of(received: Received) -> Reply:
+    """Return the reply that the core's values stand for."""
     member, state, reason, head, _, _, tensors, transfers = received
     between = wire.decode(tuple[Transfer, ...], transfers)
     if state != "done":

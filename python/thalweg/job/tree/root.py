@@ -16,13 +16,13 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.resent import counted
 from thalweg.job.common.server_reports import Departure, ResentCounts
 from thalweg.job.tree import placement
-from thalweg.job.tree.acceptance import Judge, Keys
-from thalweg.job.tree.admission import Admission
-from thalweg.job.tree.messages import ForgetClient, ForgetNode, Open, Request, Resent, Round, TopOptions, Wait
+from thalweg.job.tree.known import Node, Received
+from thalweg.job.tree.messages import ForgetClient, ForgetNode, Open, Request, Resent, TopOptions, Wait
+from thalweg.job.tree.node_log import NodeLog
+from thalweg.job.tree.proofs import Keys, ProofChecker
 from thalweg.job.tree.recovery import NodeRecovery
 from thalweg.job.tree.requests import Reply, ask
-from thalweg.job.tree.sharded import Sharded
-from thalweg.job.tree.tops import Dedicated, FirstFinished, Node, Received, Top
+from thalweg.job.tree.rounds import Done, Draw, RoundPlan, RunningRound
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.plan.options import CoreOptions, chosen
@@ -31,7 +31,7 @@ from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.counters import NodeClients, Workers
-from thalweg.trees.merging import Part, merged, workers
+from thalweg.trees.merging import merged, workers
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -50,7 +50,7 @@ class RoundOptions:
     enough: int = 1
     seed: int = 0
     deadline: float | None = None
-    # Seconds that a lost client may take to come back.
+    # Seconds that a lost client may take to come back. The core's default is the same.
     grace: float = 10.0
     # How many clients the job has, if the root knows it.
     expected: int | None = None
@@ -128,13 +128,15 @@ class Tree:
         bounds: CoreOptions = {"memory": self._count * largest, "max_result": largest}
         self._server = _core.TaskServer(url, wire.encode({**own, **bounds}))
         self._kind, self._of_top = top, _of_top(options)
-        self._top: Top = self._top_of(top)
         self._between: CoreOptions = {**chosen(own, ("job", "liveness", "grace")), **bounds}
-        self._zero = time.time()
+        self.zero = time.time()
         # The version of the model. A node that already has this version is not sent the model again.
         self._versions = count(1)
         self._version = next(self._versions)
-        self._judge = Judge(wire.made(Keys, own), self._ask_one)
+        self._proofs = ProofChecker(wire.made(Keys, own), self._ask_one)
+        self._node_log = NodeLog()
+        # The round that is under way.
+        self._running: RunningRound | None = None
         # Nodes that the run did not start and that could not listen for clients.
         self._refused: set[str] = set()
         self._notes: list[str] = []
@@ -150,16 +152,9 @@ class Tree:
         self._ended: dict[str, str] = {}
         # How each node's last process ended. The root may first notice a broken link, which does not say how.
         self._ends: dict[str, str] = {}
-        self.recovery = NodeRecovery(self)
+        self.recovery = NodeRecovery(self, self._rounds.grace)
         # Where a user finds the nodes' log. Hints of errors name it.
         self.log = "the record's log.txt"
-
-    def _top_of(self, kind: str) -> Top:
-        if kind == "dedicated":
-            return Dedicated(self._model, self._of_top)
-        if kind == "sharded":
-            return Sharded(self._model, self._quietly, self._here)
-        return FirstFinished(self._model, self._quietly)
 
     @property
     def address(self) -> str:
@@ -177,12 +172,14 @@ class Tree:
         If a node is lost meanwhile, ``recovery`` starts it again if it can; otherwise the node's clients move to other
         nodes. Raises RoundError if a node cannot listen, or if no other node can take a lost node's clients.
         """
+        began = time.monotonic()
         while not (self._there(WAIT_SLICE) and self._open(look)):
             look()
             # If the run does not start the nodes, another node may connect in place of a lost one, so only wait.
             for node in self._nodes if self.placed.clients else ():
                 if node.loss is not None and not node.is_empty and not self.recovery.restart_while_awaited(node):
                     self._go_on_without(node)
+        self.recovery.slowest_start = time.monotonic() - began
 
     def _go_on_without(self, node: Node) -> None:
         """Move the clients of a node that never opened to other nodes. Raises RoundError if a client gets no node."""
@@ -295,7 +292,10 @@ class Tree:
 
     def tell_homes(self) -> None:
         """Tell all connected nodes at which node each client belongs, so that they can redirect a moved client."""
-        self._ask_all(placement.notice(self._nodes, self._moved, self._counted), self._here())
+        running, counted = self._running, dict(self._counted)
+        if running is not None:
+            counted |= dict.fromkeys(running.counting(), self._number)
+        self._ask_all(placement.notice(self._nodes, self._moved, counted), self._here())
 
     def move_clients(self, node: Node) -> list[Node]:
         """Move the clients of a lost node to other nodes; return those nodes. The list is empty if no client moved.
@@ -351,7 +351,7 @@ class Tree:
         """Return the clients that a node names, except other nodes' clients and those whose proofs it cannot give."""
         others = {client for other in self._nodes for client in other.clients}
         new = [client for client in node.connected if client not in others]
-        unproven = self._judge.unproven(node, new)
+        unproven = self.unproven(node, new)
         for client in unproven:
             if client not in node.unproven and len(node.unproven) < node.expected:
                 node.unproven.add(client)
@@ -368,22 +368,22 @@ class Tree:
         self.recovery.settle(self._nodes, look or _nothing)
         self._number = number
         started, began = time.time(), time.perf_counter()
-        self._top.begin()
-        self._judge.begin()
+        self._node_log.begin()
 
         def tend() -> None:
             self.recovery.look(self._nodes)
             (look or _nothing)()
 
-        here, request = self._here(), Round(number, config)
-        parts = self._all(request, tend) if self._choose is None else self._some(self._choose, number, request, tend)
-        mean = self._top.finish(lambda: self._check(number, parts))
+        here = self._here()
+        done = self._run(number, config, tend)
         self._version = next(self._versions)
         for node in here:
-            node.has = self._version if node.name in mean.has else None
-        outcome = merged(number, parts, started - self._zero, time.perf_counter() - began, mean)
+            node.has = self._version if node.name in done.mean.has else None
+        outcome = merged(
+            number, done.parts, started - self.zero, time.perf_counter() - began, done.mean, between=done.between
+        )
         if self._choose is not None:
-            counted = sum(part.counted for part in parts)
+            counted = sum(part.counted for part in done.parts)
             outcome = replace(outcome, expected=self._choose, complete=counted == self._choose)
         return wire.encode(outcome)
 
@@ -391,42 +391,43 @@ class Tree:
         """Note that the model in the arena is no longer the last round's mean, so that every node is sent it."""
         self._version = next(self._versions)
 
-    def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
-        """Have all nodes run a round with all their clients; return the nodes' parts."""
-        notified = [node for node in self._nodes if not node.is_empty]
-        parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in notified}
-        here = self._here()
-        kept = all(node.has == self._version for node in here)
-        for received in self._ask(replace(request, kept=kept), here, tend, model=not kept):
-            self._take(parts[received.node.name], received)
-        return list(parts.values())
+    def _run(self, number: int, config: str, tend: Callable[[], None]) -> Done:
+        rounds, draw = self._rounds, None
+        if self._choose is not None:
+            deadline = None if rounds.deadline is None else round(1e6 * rounds.deadline)
+            draw = Draw(self._choose, rounds.seed, deadline, round(1e6 * rounds.grace))
+        plan = RoundPlan(
+            number=number,
+            config=config,
+            top=self._kind,
+            enough=rounds.enough,
+            draw=draw,
+            placed=bool(self.placed.clients),
+            proofs=self._proofs.keys.are_set,
+        )
+        self._running = RunningRound(self, self._server, self._model, self._version, plan=plan, top=self._of_top)
+        try:
+            done = self._running.run(tend)
+            self._counted |= dict.fromkeys(self._running.counting(), number)
+            return done
+        finally:
+            self._running = None
 
-    def _some(self, goal: int, number: int, request: Round, tend: Callable[[], None]) -> list[Part]:
-        """Have nodes run rounds with clients drawn by lot until ``goal`` updates count, or no client can be drawn."""
-        drawing = Admission(goal, self._rounds.seed, number)
-        deadline, parts = self._rounds.deadline, list[Part]()
-        began = waiting = time.monotonic()
-        while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
-            self._ask_all(Wait(0.0), self._here())
-            drawn = drawing.draw({n.name: {*n.clients} & {*n.connected} for n in self._here()})
-            if not drawn:
-                # Wait: a lost client may come back, or move to another node.
-                living = {client for node in self._nodes for client in node.clients} - self._ended.keys()
-                is_over = time.monotonic() - waiting > self._rounds.grace
-                if is_over or not drawing.may_draw(living):
-                    break
-                self._ask_all(Wait(WAIT_SLICE), self._here())
-                tend()
-                continue
-            own = {name: Part(name, clients) for name, clients in drawn.items()}
-            there = [node for node in self._here() if node.name in own]
-            for received in self._ask(replace(request, only=drawn), there, tend, model=True):
-                self._take(own[received.node.name], received)
-            for part in own.values():
-                drawing.counted(0 if part.reason else part.counted)
-            parts += own.values()
-            waiting = time.monotonic()
-        return parts
+    def table(self) -> str:
+        """Return the nodes as the core's round is told of them, as JSON."""
+        return wire.encode([node.table(self._version) for node in self._nodes])
+
+    def ended(self) -> set[str]:
+        """Return the clients whose processes have ended."""
+        return set(self._ended)
+
+    def node(self, name: str) -> Node:
+        """Return the node of this name."""
+        return next(node for node in self._nodes if node.name == name)
+
+    def unproven(self, node: Node, clients: Sequence[str]) -> list[str]:
+        """Ask a node for the missing proofs of these clients; return the clients that still have none."""
+        return self._proofs.unproven(node, clients)
 
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
@@ -463,7 +464,7 @@ class Tree:
 
     def lost(self, name: str, why: str) -> None:
         """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""
-        node = next(node for node in self._nodes if node.name == name)
+        node = self.node(name)
         self.recovery.lost(node)
         self._ends[name] = why
         node.loss = f"is gone: {why}"
@@ -507,41 +508,9 @@ class Tree:
     def _here(self) -> list[Node]:
         return [node for node in self._nodes if node.loss is None]
 
-    def _check(self, number: int, parts: Sequence[Part]) -> None:
-        """Raise RoundError if a round has too few updates."""
-        counted, enough = sum(part.counted for part in parts if not part.reason), self._rounds.enough
-        if counted < enough:
-            reasons = "; ".join(f"{part.node}: {part.reason}" for part in parts if part.reason)
-            raise RoundError(
-                f"round {number} has {counted} updates, and needs {enough}{f' ({reasons})' if reasons else ''}",
-                f"See {self.log} for who was lost, and why",
-            )
-
-    def _take(self, part: Part, received: Received[answers.Round]) -> None:
-        """Check a node's answer to a round: pass its sums to the top, or write to ``part`` why they do not count."""
-        part.between = received.between
-        if received.head is None:
-            part.reason = received.node.reason or f"its node {part.node} gave no sums: {received.reason}"
-            return
-        answer = received.head
-        part.outcome, part.shift, part.first = answer.outcome, answer.zero - self._zero, answer.first
-        part.reason = answer.outcome.failure or ""
-        why = self._judge.why_not(part, received.node, self._number, self._nodes, placed=bool(self.placed.clients))
-        if why is None and self._choose is not None and {one.client for one in part.counting} - set(part.clients):
-            why = f"its node {part.node} counted clients that were not drawn"
-        if why is not None:
-            part.drop(why)
-            return
-        self._top.take(part, received)
-        self._counted |= {one.client: self._number for one in part.counting}
-
     def _ask_one(self, request: Request[AnyAnswer], node: Node) -> Received[AnyAnswer]:
         (received,) = self._ask(request, [node], None)
         return received
-
-    def _quietly(self, request: Request[AnyAnswer], nodes: Sequence[Node]) -> Iterator[Received[AnyAnswer]]:
-        """Ask nodes something and yield their answers, without calls of the round's observer."""
-        yield from self._ask(request, nodes, None)
 
     def note(self, text: str) -> None:
         """Add a line to the notes."""
@@ -557,16 +526,13 @@ class Tree:
         request: Request[AnyAnswer],
         nodes: Sequence[Node],
         look: Callable[[], None] | None,
-        *,
-        model: bool = False,
     ) -> Iterator[Received[AnyAnswer]]:
         """Send nodes a request; yield the answers in the order in which they arrive."""
         by_name = {node.name: node for node in nodes}
-        own = (self._model, self._version) if model else None
-        for reply in ask(self._server, request, list(by_name), model=own, look=look):
-            yield self._received(by_name[reply.member], reply, request)
+        for reply in ask(self._server, request, list(by_name), look=look):
+            yield self.received(by_name[reply.member], reply, request)
 
-    def _received(self, node: Node, reply: Reply, request: Request[AnyAnswer]) -> Received[AnyAnswer]:
+    def received(self, node: Node, reply: Reply, request: Request[AnyAnswer]) -> Received[AnyAnswer]:
         """Return a node's answer if it fits its schema; otherwise mark the node as lost."""
         if reply.is_lost and node.loss is None:
             node.loss = f"is gone: {reply.reason}"
@@ -584,7 +550,7 @@ class Tree:
             return Received(node, None, None, reason, reply.between)
         if isinstance(head, answers.State):
             node.state = head
-            for line in self._judge.lines(node, head.notes):
+            for line in self._node_log.lines(node, head.notes):
                 self.note(line)
         return Received(node, head, reply.tensors, reason, reply.between, reply.is_lost)
 

@@ -38,6 +38,8 @@ pub enum Does {
     Refuses,
     /// Not at all: it works for ever.
     Nothing,
+    /// As the test does with [`TaskWorld::respond`].
+    Acts,
 }
 
 pub struct Member {
@@ -55,6 +57,8 @@ pub struct Member {
     /// Bytes of results and their layouts, by number.
     results: BTreeMap<u32, (Vec<u8>, Arc<Layout>)>,
     layouts: BTreeMap<u32, Arc<Layout>>,
+    /// Heads of tasks, by number.
+    pub heads: BTreeMap<u32, Vec<u8>>,
     pub given: Vec<u32>,
     pub verdicts: Vec<(u32, TaskVerdict)>,
     pub chunks: u32,
@@ -79,6 +83,8 @@ pub struct TaskWorld {
     pub asked: Vec<(u32, String)>,
     /// The greatest weight that the application accepts.
     pub heaviest: Option<f64>,
+    /// Tasks that await [`TaskWorld::respond`]: the member, its process, and the task.
+    pub requested: Vec<(usize, u64, u32)>,
     names: BTreeMap<LinkId, u32>,
     /// How many events have happened.
     pub steps: u64,
@@ -115,6 +121,7 @@ impl TaskWorld {
             closed: Vec::new(),
             asked: Vec::new(),
             heaviest: None,
+            requested: Vec::new(),
             names: BTreeMap::new(),
             steps: 0,
         }
@@ -150,6 +157,7 @@ impl TaskWorld {
             arenas: BTreeMap::new(),
             results: BTreeMap::new(),
             layouts: BTreeMap::new(),
+            heads: BTreeMap::new(),
             given: Vec::new(),
             verdicts: Vec::new(),
             chunks: 0,
@@ -194,7 +202,7 @@ impl TaskWorld {
         self.now = end;
     }
 
-    fn next_time(&self) -> Option<Time> {
+    pub fn next_time(&self) -> Option<Time> {
         let clients = self.members.iter().filter(|m| m.alive).filter_map(|m| m.machine.poll_timeout());
         let timers = clients.chain(self.server.poll_timeout()).min();
         timers.into_iter().chain(self.net.next_time()).min().map(|at| at.max(self.now))
@@ -472,7 +480,7 @@ impl TaskWorld {
                 }
             }
             ClientAction::Joined(_) | ClientAction::Finished(_) => {}
-            ClientAction::Policy(TaskStep::Ready { task, layout, same_as, .. }) => {
+            ClientAction::Policy(TaskStep::Ready { task, head, layout, same_as, .. }) => {
                 let of = same_as.unwrap_or(task);
                 if layout.bytes() > 0 {
                     let bytes = member.arenas.get(&of).expect("its bytes are here").clone();
@@ -482,6 +490,7 @@ impl TaskWorld {
                     member.arenas.insert(task, bytes);
                 }
                 member.layouts.insert(task, layout);
+                member.heads.insert(task, head);
                 member.given.push(task);
                 let at = now + member.work;
                 self.net.at(at, Event::Trained { client: index, instance, round: task });
@@ -514,12 +523,52 @@ impl TaskWorld {
                 return self.client_actions(index);
             }
             Does::Nothing => return,
+            Does::Acts => return self.requested.push((index, instance, task)),
         };
         let bytes = noise(instance ^ u64::from(task) << 32, layout.bytes());
         member.results.insert(task, (bytes, layout.clone()));
         let answer = Answer { head: b"{}".to_vec(), layout, weight: member.weight };
         let _ = member.machine.answer(task, answer); // an error means that the task is over
         self.client_actions(index);
+    }
+
+    /// Has a member's process answer a task with a head and noise of this layout, or refuse it for a reason.
+    pub fn respond(
+        &mut self,
+        index: usize,
+        instance: u64,
+        task: u32,
+        with: Result<(Vec<u8>, Arc<Layout>), &str>,
+    ) {
+        let member = &mut self.members[index];
+        if !member.alive || member.instance != instance {
+            return;
+        }
+        // An error of the machine means that the task is over.
+        let _ = match with {
+            Err(reason) => member.machine.refuse(task, reason),
+            Ok((head, layout)) => {
+                let bytes = noise(instance ^ u64::from(task) << 32, layout.bytes());
+                member.results.insert(task, (bytes, layout.clone()));
+                member.machine.answer(task, Answer { head, layout, weight: member.weight })
+            }
+        };
+        self.client_actions(index);
+    }
+
+    /// Neither end of a member's link sends anything for this time.
+    pub fn pause(&mut self, index: usize, time: Time) {
+        if let Some(link) = self.members[index].link {
+            for end in [End::Server, End::Client] {
+                self.net.hold_up(self.now, link, end, time);
+            }
+        }
+    }
+
+    /// Tells the server that a member's process has ended.
+    pub fn forget(&mut self, name: &str) {
+        self.server.forget(self.now, name, "killed by signal 9");
+        self.server_actions();
     }
 
     pub fn cut(&mut self, index: usize) {

@@ -1,0 +1,66 @@
+//! Which nodes' parts of a round count.
+//!
+//! A node has a token of its own, and counts the updates of clients. So the root looks for each client's own
+//! proof. The client signs it for this job alone; the node passes it on and cannot make one. A node can still
+//! lie about the values of its own clients' updates, as any aggregator can.
+
+use std::collections::BTreeSet;
+
+use thalweg_wire::tree::{repeated, RoundAnswer};
+
+use super::round::TreeRound;
+
+impl TreeRound {
+    /// Checks what a node says of its round, and notes which clients it counts. The error says what the node
+    /// does wrong.
+    pub(super) fn check_report(&mut self, part: usize, answer: &RoundAnswer) -> Result<(), String> {
+        let outcome = &answer.outcome;
+        if outcome.round != self.plan.number {
+            return Err(format!("speaks of round {}", outcome.round));
+        }
+        if repeated(outcome.participants.iter().map(|one| one.client.as_str())).is_some() {
+            return Err("names a client twice".into());
+        }
+        let counting = outcome.participants.iter().filter(|one| one.counts());
+        self.parts[part].counting = counting.map(|one| one.client.clone()).collect();
+        self.parts[part].claim = answer.statement();
+        self.check_others(part)
+    }
+
+    /// Checks the clients that a node counts, after their proofs were looked up.
+    pub(super) fn check_clients(&self, part: usize, unproven: Option<&str>) -> Result<(), String> {
+        // Another node may have counted one of them meanwhile.
+        self.check_others(part)?;
+        if let Some(client) = unproven {
+            return Err(format!("counts {client}, and has no proof that it was there"));
+        }
+        let part = &self.parts[part];
+        let own = self.nodes.iter().filter(|node| node.name == part.node).flat_map(|node| &node.clients);
+        let own: BTreeSet<&String> = own.collect();
+        if let Some(client) = part.counting.iter().find(|client| self.plan.placed && !own.contains(client)) {
+            return Err(format!("counts {client}, who is none of its clients"));
+        }
+        let drawn: BTreeSet<&String> = part.clients.iter().collect();
+        if self.drawing.is_some() && part.counting.iter().any(|client| !drawn.contains(client)) {
+            return Err("counted clients that were not drawn".into());
+        }
+        Ok(())
+    }
+
+    /// Checks that a node counts no client of another node, and none whose update counts already.
+    fn check_others(&self, part: usize) -> Result<(), String> {
+        let part = &self.parts[part];
+        let counting: BTreeSet<&String> = part.counting.iter().collect();
+        for other in self.nodes.iter().filter(|other| other.name != part.node) {
+            if let Some(client) = other.clients.iter().find(|client| counting.contains(client)) {
+                return Err(format!("counts {client}, who is a client of {}", other.name));
+            }
+        }
+        for client in &part.counting {
+            if let Some(node) = self.counted.get(client) {
+                return Err(format!("counts {client}, whose update counts at {node}"));
+            }
+        }
+        Ok(())
+    }
+}

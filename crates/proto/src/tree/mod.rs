@@ -1,0 +1,29 @@
+//! A round of an aggregation tree, as its root runs it: whose part of the round counts, where the sums of the
+//! nodes meet, and which clients are drawn.
+//!
+//! Clients are connected to nodes, and each node is a server to its clients and a member of the root's tasks.
+//! The root asks nodes for something with a task ([`TreeStep::Ask`]); each node's answer, or the reason why
+//! there is none, comes back with [`TreeRound::answered`] or [`TreeRound::unanswered`]. So sessions and
+//! transfers are those of `tasks`, which sees to it that each request ends.
+//!
+//! ```text
+//! dedicated       Round -> sums come with the answer; the root merges them, and computes the mean
+//! first-finished  Round -> BecomeTop (first node), SendSums and ReceiveSums for each other -> ComputeMean
+//! sharded         Round -> FoldPart -> ComputePart -> ConfirmParts, each at all nodes that count
+//! ```
+//!
+//! The mean is always of whole parts: all updates of a node that count, or none. A node that is lost after its
+//! sums have left it still counts. A top that is lost is replaced by a node that is left, from sums that
+//! each node keeps until the next round. A round ends with the nodes' parts and a reason for each that does
+//! not count, or fails with a reason.
+
+mod acceptance;
+mod draw;
+mod gathering;
+mod round;
+mod sharded;
+
+pub use self::draw::Draw;
+pub use self::round::{
+    Mean, PartOutcome, PartState, Split, TopKind, TreeNode, TreePlan, TreeRound, TreeStep,
+};
