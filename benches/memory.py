@@ -16,6 +16,7 @@ def peak(size: int, clients: int, partial: str) -> int:
     """Run a job by ``thalweg run`` and return the peak resident bytes of its server."""
     with tempfile.TemporaryDirectory() as records:
         command = [sys.executable, "-m", "thalweg", "run", "--model", f"payload:{size // MIB}MiB", "--rounds", "2"]
+        command += ["--transport", "tcp"]
         command += ["--clients", str(clients), "--partial", partial, "--record", records, "--json"]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER)
     bytes_used: int = json.loads(done.stdout)["peak_rss_bytes"]["server"]

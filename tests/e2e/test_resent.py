@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_or_resumed_has_no_total(
     start: Start, result: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(APP)
-    run = start("run", "--app", "app.py:App", "--clients", "1", "--rounds", "100000")
+    run = start("run", "--app", "app.py:App", "--clients", "1", "--rounds", "100000", "--transport", "tcp")
     run.until("round 3/")
     run.process.kill()
     run.end()

@@ -30,7 +30,7 @@ ROUND_KEYS = {
 
 
 def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None:
-    done = result("run", "--model", "payload:2MiB", "--clients", "3", "--rounds", "2")
+    done = result("run", "--model", "payload:2MiB", "--clients", "3", "--rounds", "2", "--transport", "tcp")
     assert {key: done[key] for key in ("transport", "algorithm", "model", "clients", "parameters", "update_bytes")} == {
         "transport": "tcp",
         "algorithm": "fedavg",
@@ -137,7 +137,8 @@ def test_deterministic_gives_the_same_bits(result: Run, tmp_path: Path) -> None:
 
 
 def test_people_get_a_line_a_round_and_a_table(start: Start) -> None:
-    code, out, err = start("run", "--model", "payload:1MiB", "--clients", "2", "--rounds", "2").end()
+    job = ("--model", "payload:1MiB", "--clients", "2", "--rounds", "2", "--transport", "tcp")
+    code, out, err = start("run", *job).end()
     assert code == 0, err
     assert "round 1/2: " in err
     assert "round 2/2: " in err

@@ -111,12 +111,24 @@ def test_what_is_trained_is_the_same_as_over_tcp(result: Run, tmp_path: Path) ->
         (("--network", "rate=100mbit", "--emulator", "message"), "tcp", "a network is emulated"),
     ],
 )
-def test_auto_says_why(result: Run, tmp_path: Path, more: tuple[str, ...], transport: str, reason: str) -> None:
-    done = result("run", "--transport", "auto", "--model", "payload:64KiB", "--clients", "2", "--rounds", "1", *more)
+@pytest.mark.parametrize("named", [(), ("--transport", "auto")])
+def test_a_run_chooses_its_transport_and_says_why(
+    result: Run, tmp_path: Path, *, named: tuple[str, ...], more: tuple[str, ...], transport: str, reason: str
+) -> None:
+    done = result("run", *named, "--model", "payload:64KiB", "--clients", "2", "--rounds", "1", *more)
     assert (done["transport"], done["transport_reason"]) == (transport, reason)
     record = Record(tmp_path / done["record"])
     assert record.manifest["transport_reason"] == reason
     assert record.plan.scheme == transport
+
+
+def test_a_graph_says_why_too(result: Run, tmp_path: Path) -> None:
+    done = result("run", "--model", "payload:64KiB", "--graph", "ring", "--clients", "2", "--rounds", "1")
+    record = Record(tmp_path / done["record"])
+    assert (record.plan.scheme, record.manifest["transport_reason"]) == (
+        "tcp",
+        "each node of a graph listens for others",
+    )
 
 
 def test_a_client_that_is_killed_is_left_out_and_leaves_nothing(start: Start, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which transport ``auto`` chooses."""
+"""Which transport ``thalweg run`` chooses if the plan names none, or ``auto``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ def plan(**overrides: object) -> Plan:
 def test_a_transport_that_is_named_stays() -> None:
     named = Plan.of({"transport": {"url": "tcp"}})
     assert settled(named) == (named, None)
-    assert settled(Plan.of({})) == (Plan.of({}), None)
+
+
+def test_without_one_it_is_chosen_as_with_auto() -> None:
+    assert settled(Plan.of({})) == settled(plan())
+    assert settled(Plan.of({"network": {"profile": "wan"}})) == settled(plan(network="wan"))
+    # A whole plan, as a bench or a record has it, names its transport.
+    whole = Plan.loads(Plan.of({}).to_toml())
+    assert settled(whole) == (whole, None)
 
 
 def test_within_the_machine_it_is_shared_memory() -> None:
@@ -39,6 +46,9 @@ def test_within_the_machine_it_is_shared_memory() -> None:
         ({"transport__send_buffer": 1000}, "transport.send_buffer"),
         ({"transport__receive_buffer": 1000}, "transport.receive_buffer"),
         ({"security__tls": "on"}, "security.tls"),
+        ({"security__pki": "pki"}, "security.pki"),
+        ({"transport__options": {"nosuch": True}}, "transport.options"),
+        ({"aggregation__shape": "tree", "nodes__count": 2, "nodes__engine": "ray"}, "Ray"),
     ],
 )
 def test_needs_of_a_network_make_auto_choose_tcp(asked: dict[str, object], words: str) -> None:

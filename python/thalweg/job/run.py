@@ -48,7 +48,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     if plan.job.graph is not None:
         from thalweg.job.graph import run as on_graph
 
-        return on_graph.run(plan, progress, resume=resume)
+        return on_graph.run(plan, progress, resume=resume, transport_reason=reason)
     names = plan.members
     in_process = registry.can(plan.scheme).in_process
     check_transport(plan, registry.transports())

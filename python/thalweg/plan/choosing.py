@@ -1,9 +1,10 @@
-"""``transport.url = "auto"``: chooses the transport of a run on one machine, and says why."""
+"""Chooses the transport of a run on one machine whose plan names none, or ``auto``, and says why."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from thalweg.plan import on_trees
 from thalweg.transports import registry
 
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ LOCAL: Final = "shm"
 
 
 def settled(plan: Plan) -> tuple[Plan, str | None]:
-    """Return the plan with a transport in place of ``auto``, and the reason.
+    """Return the plan with a transport in place of ``auto`` or of none, and the reason.
 
     Any other plan is returned as it is, with None.
 
     It is for runs on one machine. It chooses shared memory, unless the plan needs something that only a network has.
     """
-    if plan.transport.url != AUTO:
+    if plan.transport.url != AUTO and "url" in plan.transport.model_fields_set:
         return plan, None
     why = _network_asked(plan)
     chosen = LOCAL if why is None else NETWORK
@@ -47,5 +48,8 @@ def _network_asked(plan: Plan) -> str | None:
         "transport.send_buffer asks for the kernel's": plan.transport.send_buffer is not None,
         "transport.receive_buffer asks for the kernel's": plan.transport.receive_buffer is not None,
         "security.tls is on": plan.security.tls == "on",
+        "security.pki encrypts links": plan.security.pki is not None and plan.security.tls != "off",
+        f"transport.options has options of {NETWORK}": bool(plan.transport.options),
+        "Ray starts the nodes": on_trees.has_nodes(plan) and plan.nodes is not None and plan.nodes.engine == "ray",
     }
     return next((why for why, is_so in reasons.items() if is_so), None)

@@ -335,12 +335,13 @@ class TransportSection(Section):
 
     url: Annotated[
         Text,
-        Option("transport", of=RUNS, metavar="URL", help="tcp, shm, memory, scheme://host:port, or auto."),
+        Option("transport", metavar="URL", help="tcp, shm, memory, scheme://host:port, or auto, the default."),
+        Option("transport", of=("flower run",), metavar="URL", help="tcp, shm, memory, or scheme://host:port."),
         Option("listen", of=("server", "flower server"), metavar="URL", help="Where to listen: tcp://0.0.0.0:7070."),
     ] = Field(
         "tcp://127.0.0.1:0",
-        description="where to listen; tcp means tcp://127.0.0.1:0. auto, of `thalweg run`: shm, or tcp if a network "
-        "is asked for",
+        description="where to listen; tcp means tcp://127.0.0.1:0. If a plan names none, or auto, `thalweg run` takes "
+        "shm, or tcp if a network is asked for",
     )
     congestion: Annotated[
         Text | None,

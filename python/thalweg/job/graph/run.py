@@ -261,11 +261,14 @@ class Course:
         self._record.log(text)
 
 
-def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphResult:
+def run(
+    plan: Plan, progress: Progress, *, resume: Path | None = None, transport_reason: str | None = None
+) -> GraphResult:
     """Run a job on a graph on this machine and return its result.
 
     If a node ends early once the run has begun, the others continue without it. With ``resume`` all nodes continue
-    from that record's checkpoint, also those that had ended early. Raises PlanError, DataError, ModelError or LabError
+    from that record's checkpoint, also those that had ended early. ``transport_reason`` says why the plan's transport
+    was chosen, if the plan named none; the record keeps it. Raises PlanError, DataError, ModelError or LabError
     before anything begins; LabError if an emulated network fails; RoundError if a node cannot take part at all or no
     iteration finishes; RecordError. All nodes have ended when it returns or raises.
     """
@@ -278,6 +281,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
         facts = facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url))
         record, done = opened(plan, resume, {**facts, **network.facts()})
         progress.note(f"record: {record.path}")
+        if transport_reason is not None:
+            record.note(transport_reason=transport_reason)
         course = Course(plan, schedule, network, record, progress, done=done)
         with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
             record.watch(lambda entry: count(Counted.of_entry(entry)))
