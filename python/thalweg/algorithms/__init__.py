@@ -22,6 +22,7 @@ from thalweg.algorithms import (
     fedprox,
     fedyogi,
     qfedavg,
+    scaffold,
 )
 from thalweg.algorithms.client_step import MakeClient
 from thalweg.algorithms.server_step import Rule, Scale, ServerStep, Values
@@ -66,6 +67,8 @@ class Algorithm:
     scale: Callable[[Settings], Scale] | None = None
     client: MakeClient | None = None
     own_apps: str = ""
+    #: What names of tensors begin with that travel beside each trained one; empty if there are none.
+    beside: str = ""
 
     @property
     def trains(self) -> bool:
@@ -79,13 +82,20 @@ class Algorithm:
     @property
     def at_clients(self) -> bool:
         """Whether clients have to know of it."""
-        return self.client is not None or (self.trains and self.rule is None)
+        return self.client is not None or bool(self.beside) or (self.trains and self.rule is None)
 
-    def server_step(self, arena: _core.Arena, names: Iterable[str], settings: Settings) -> ServerStep | None:
-        """Return what the server does after each round with the tensors ``names``; None if it takes the mean."""
+    def server_step(
+        self, arena: _core.Arena, names: Iterable[str], settings: Settings, *, clients: int = 1
+    ) -> ServerStep | None:
+        """Return what the server of ``clients`` clients does after each round with the tensors ``names``.
+
+        None if it takes the mean.
+        """
         rule = self.rule
         if rule is None:
             return None
+        if self.beside:
+            return scaffold.Step(arena, names, lambda values: rule(values, settings), clients)
         scale = None if self.scale is None else self.scale(settings)
         return ServerStep(arena, names, lambda values: rule(values, settings), scale)
 
@@ -169,6 +179,17 @@ ALGORITHMS: Final = {
             rule=qfedavg.rule,
             scale=qfedavg.scale,
             client=qfedavg.client,
+        ),
+        Algorithm(
+            name=scaffold.NAME,
+            meaning=scaffold.MEANING,
+            source=scaffold.SOURCE,
+            rounds=fedavg.rounds,
+            refused=SERVED,
+            settings=scaffold.SETTINGS,
+            rule=scaffold.rule,
+            own_apps=scaffold.OWN_APPS,
+            beside=scaffold.CONTROL,
         ),
         Algorithm(
             name=ON_GRAPHS,

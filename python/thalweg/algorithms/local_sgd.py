@@ -5,10 +5,10 @@ Parameters and buffers are changed in place and never replaced, because they may
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class LocalSGD:
 
     With ``steps`` it trains on that many batches, in as many passes over the data as necessary; else in ``epochs``
     passes. ``proximal`` is mu of FedProx: each gradient gets mu times the parameter's distance from where it began.
+    ``corrections`` are added to the gradients of the parameters with these names, as SCAFFOLD does.
     """
 
     batch: int
@@ -42,6 +43,7 @@ class LocalSGD:
     minimum_batch: int = 1
     steps: int | None = None
     proximal: float = 0.0
+    corrections: Mapping[str, NDArray[Any]] | None = None
 
 
 class MomentumSGD:
@@ -98,13 +100,15 @@ def train_counting(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -
         )
     optimiser = MomentumSGD(model.parameters(), settings.learning_rate, settings.momentum, settings.proximal)
     generator = torch.Generator().manual_seed(settings.seed)
+    added = settings.corrections or {}
+    corrections = [(p, torch.from_numpy(added[name])) for name, p in model.named_parameters() if name in added]
     loss_sum, correct, seen, steps = 0.0, 0, 0, 0
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         for chosen in _all_batches(len(data), settings, generator):
             inputs, labels = batch(data, chosen, generator)
-            batch_loss, batch_correct = _step(model, optimiser, inputs, labels)
+            batch_loss, batch_correct = _step(model, optimiser, inputs, labels, corrections)
             loss_sum += batch_loss * labels.numel()
             correct += batch_correct
             seen += labels.numel()
@@ -151,11 +155,20 @@ def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> It
     yield from np.split(order, cuts)
 
 
-def _step(model: nn.Module, optimiser: MomentumSGD, inputs: Tensor, labels: Tensor) -> tuple[float, int]:
+def _step(
+    model: nn.Module,
+    optimiser: MomentumSGD,
+    inputs: Tensor,
+    labels: Tensor,
+    corrections: Sequence[tuple[nn.Parameter, Tensor]],
+) -> tuple[float, int]:
     optimiser.drop_gradients()
     logits = _logits(model, inputs)
     loss = cross_entropy(logits, labels.flatten())
     torch.autograd.backward(loss)
+    for parameter, correction in corrections:
+        if parameter.grad is not None:
+            parameter.grad.add_(correction)
     optimiser.step()
     return loss.item(), _count_correct(logits, labels)
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import data as datasets
 from thalweg import extras, models
-from thalweg.algorithms import fednova
+from thalweg.algorithms import fednova, scaffold
 from thalweg.errors import PlanError
 from thalweg.tensors.choosing import TRAINABLE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from thalweg.data import Dataset, Text
@@ -87,6 +88,8 @@ class KnownApp:
         self._local_steps = None if local_steps is None else _at_least("local_steps", local_steps, 1)
         self._threads = None if threads is None else _at_least("threads", threads, 1)
         self._proximal = proximal
+        #: What is added to each gradient, by the parameter's name, in float32; None for nothing.
+        self.corrections: Mapping[str, NDArray[Any]] | None = None
         self._loaded: tuple[Dataset | Text, Dataset | Text] | None = None
 
     @property
@@ -128,11 +131,14 @@ class KnownApp:
             seed=self._round_seed(number),
             minimum_batch=self._spec.minimum_batch,
             proximal=self._proximal,
+            corrections=self.corrections,
         )
         samples, steps, metrics = local_sgd.train_counting(model, data, settings)
         chosen = config.get("algorithm")
         if isinstance(chosen, Mapping) and chosen.get("name") == fednova.NAME:
             metrics[fednova.NORM] = fednova.norm(steps, self._momentum)
+        if self.corrections is not None:
+            metrics[scaffold.SPAN] = steps * settings.learning_rate
         return samples, metrics
 
     def evaluate(self, model: nn.Module, data: Dataset | Text) -> dict[str, float]:

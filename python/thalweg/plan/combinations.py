@@ -201,6 +201,12 @@ def _algorithm(plan: Plan) -> None:
         )
     if plan.app is not None and chosen.own_apps:
         raise PlanError(f"the algorithm {chosen.name} is for known models: {chosen.own_apps}", "Remove algorithm.name")
+    if chosen.beside and plan.training.momentum:
+        raise PlanError(
+            f"the algorithm {chosen.name} computes its corrections from plain SGD, and training.momentum is "
+            f"{plan.training.momentum:g}",
+            "Set training.momentum = 0",
+        )
     if plan.algorithm_settings.get("lipschitz", 1.0) is None:
         raise PlanError(
             f"the algorithm {chosen.name} has to know how fast gradients change, and an app has its own learning rate",

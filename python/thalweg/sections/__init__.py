@@ -282,13 +282,13 @@ class AlgorithmSection(Section):
         Option("algorithm", of=BOTH, metavar="NAME", help="fedavg, fedavgm, fedadam, ... (docs/how-to/algorithms.md)."),
     ] = Field(
         "fedavg",
-        description="fedavg, fedavgm, fedadam, fedadagrad, fedyogi, fedprox, fednova or qfedavg; of a job with a graph "
-        "dpsgd, as without it, or choco",
+        description="fedavg, fedavgm, fedadam, fedadagrad, fedyogi, fedprox, fednova, qfedavg or scaffold; of a job "
+        "with a graph dpsgd, as without it, or choco",
     )
     server_learning_rate: Annotated[Positive | None, Option(of=BOTH)] = Field(
         None,
-        description="how far the server goes: what it multiplies its step by; without it 1 for fedavgm and fednova, "
-        "0.1 for fedadagrad, 0.01 for fedadam and fedyogi",
+        description="how far the server goes: what it multiplies its step by; without it 1 for fedavgm, fednova and "
+        "scaffold, 0.1 for fedadagrad, 0.01 for fedadam and fedyogi",
     )
     server_momentum: Annotated[Share | None, Option(of=BOTH)] = Field(
         None, description="momentum of the server's steps; without it 0.9 for fedavgm, 0 for fednova"

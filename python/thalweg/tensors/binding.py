@@ -117,33 +117,37 @@ class Binding(ABC):
         """
 
 
-def bind(model: Model, tensors: Words = None, *, shared: bool = False) -> Binding:
+def bind(model: Model, tensors: Words = None, *, shared: bool = False, beside: str = "") -> Binding:
     """Move a model's values into a new arena. Raises ModelError.
 
     A module's parameters and persistent buffers become views of the arena, a tied tensor once; optimisers keep their
     references. For a mapping of NumPy arrays ``binding.model`` is a new dict with views. ``tensors`` says which tensors
     travel. ``shared`` makes a shared arena: peers on this machine map it instead of copying, where the transport can.
+    With ``beside`` the arena of a module has a second tensor for each trained one, of 0, whose name begins with it.
     """
-    binding = _binding(model, Choice(tensors), None, shared=shared)
+    binding = _binding(model, Choice(tensors), None, shared=shared, beside=beside)
     binding.collect("binding the model")
     return binding
 
 
-def attach(model: Model, core: _core.Arena, tensors: Words = None) -> Binding:
-    """Bind a model to an existing arena, whose values replace the model's. Raises ModelError if the layouts differ."""
-    binding = _binding(model, Choice(tensors), core, shared=False)
+def attach(model: Model, core: _core.Arena, tensors: Words = None, *, beside: str = "") -> Binding:
+    """Bind a model to an existing arena, whose values replace the model's. Raises ModelError if the layouts differ.
+
+    ``beside`` as in ``bind``.
+    """
+    binding = _binding(model, Choice(tensors), core, shared=False, beside=beside)
     binding.restore("binding the model")
     return binding
 
 
-def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bool) -> Binding:
+def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bool, beside: str = "") -> Binding:
     if isinstance(model, Mapping):
         return _not_empty(ArrayBinding(model, choice, core, shared=shared))
     if not callable(getattr(model, "named_modules", None)):
         raise ModelError(
             f"the model is a {type(model).__name__}", "Use a torch.nn.Module, or a dict of NumPy arrays by name"
         )
-    return _not_empty(ModuleBinding(model, choice, core, shared=shared))
+    return _not_empty(ModuleBinding(model, choice, core, shared=shared, beside=beside))
 
 
 def _not_empty(binding: Binding) -> Binding:
@@ -163,6 +167,12 @@ def check_layout(job: _core.Layout, own: _core.Layout) -> None:
             f"the model differs from the job's: {difference}",
             "Use the same model, and the same choice of tensors, at both ends",
         )
+
+
+def _with_others(layout: _core.Layout, names: Sequence[str], beside: str) -> _core.Layout:
+    """Return a layout with a second tensor for each of ``names``, of the same type and shape."""
+    own = [(name, dtype, shape) for name, dtype, shape, _ in layout.tensors]
+    return _core.Layout([*own, *((beside + name, dtype, shape) for name, dtype, shape in own if name in set(names))])
 
 
 @dataclass(frozen=True)
@@ -196,20 +206,27 @@ class ModuleBinding(Binding):
     """A PyTorch module whose chosen tensors lie in an arena."""
 
     def __init__(
-        self, module: torch.nn.Module, choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
+        self,
+        module: torch.nn.Module,
+        choice: Choice,
+        core: _core.Arena | None = None,
+        *,
+        shared: bool = False,
+        beside: str = "",
     ) -> None:
         """Give each tensor that travels a place in the arena. ``collect`` or ``restore`` makes the module use it."""
         selection = chosen(module, choice)
-        if core is not None:
-            check_layout(core.layout, selection.layout)
-        self.model = module
-        self.arena = Arena(_core.Arena(selection.layout, shared=shared) if core is None else core)
-        self._choice = choice
-        self._known, self._total, self._staying = selection.known, selection.total, selection.staying
-        self.personal = selection.personal
         self.trained = [
             group.names[0] for group in selection.groups if group.trainable and group.tensor.is_floating_point()
         ]
+        layout = _with_others(selection.layout, self.trained, beside) if beside else selection.layout
+        if core is not None:
+            check_layout(core.layout, layout)
+        self.model = module
+        self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
+        self._choice = choice
+        self._known, self._total, self._staying = selection.known, selection.total, selection.staying
+        self.personal = selection.personal
         self._places = [self._place(group) for group in selection.groups]
         devices = {place.device for place in self._places if place.device is not None}
         # The tensors on accelerators: the name and the place of each.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from thalweg import _core, algorithms, apps, models, wire
+from thalweg.algorithms import scaffold
 from thalweg.algorithms.client_step import ClientStep, Received
 from thalweg.apps import computing
 from thalweg.apps.received_config import ReceivedConfig
@@ -151,15 +152,21 @@ class AppServer:
         tensors: Words = None,
         seed: int | None = None,
         shared: bool = False,
+        beside: str = "",
         note: Note = ignore,
     ) -> None:
-        """Build the model and load the test data. A seed determines the model's values. Raises ThalwegError."""
+        """Build the model and load the test data. A seed determines the model's values. Raises ThalwegError.
+
+        ``beside`` as in ``thalweg.tensors.binding.bind``.
+        """
         from thalweg.tensors.binding import bind
 
         self._app = app
         self.evaluates = apps.evaluates(app)
         self._test = apps.ask(app.test_data, "test_data()") if self.evaluates else None
-        self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None), shared=shared)
+        self._bound = bind(
+            apps.model_of(app, seed), tensors or getattr(app, "tensors", None), shared=shared, beside=beside
+        )
         self._watch = Watch(self._bound, note)
         self.parameters = parameters_of(self._bound.model)
         self.arena, self.personal = self._bound.arena.core, self._bound.personal
@@ -190,6 +197,7 @@ class AppClient:
         self._app, self._data, self._part = app, data, part
         self._test: Any = None
         self._bound, self._watch = bound, Watch(bound, note)
+        self._control: scaffold.Control | None = None
 
     def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
         """Train the model in the arena; return the update's weight and metrics, both as the algorithm has them.
@@ -200,12 +208,24 @@ class AppClient:
         step = self._step(config)
         if step is not None:
             step.before()
+        self._correct(config)
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, config.round)
         samples, metrics = self._watch.train(
             lambda model: apps.trained(self._app.train(model, self._data, config.table()))
         )
+        if self._control is not None:
+            self._control.finish(metrics)
+            return 1.0, metrics
         return (samples, metrics) if step is None else step.after(samples, metrics)
+
+    def _correct(self, config: ReceivedConfig) -> None:
+        """Give a known app the corrections of its gradients, if the algorithm has them."""
+        if not algorithms.find(config.algorithm[0]).beside:
+            return
+        if self._control is None:
+            self._control = scaffold.Control(self._bound.arena, self._bound.trained)
+        self._app.corrections = self._control.corrections()
 
     def _step(self, config: ReceivedConfig) -> ClientStep | None:
         """Return the client's part of the job's algorithm; None if it has none. Raises PlanError for a wrong config."""
@@ -298,7 +318,8 @@ class Described:
         app, model, data, part = self._ready
         bound = self._bound
         if bound is None or bound.model is not model:
-            bound = attach(model, arena, self._tensors or config.tensors or getattr(app, "tensors", None))
+            words = self._tensors or config.tensors or getattr(app, "tensors", None)
+            bound = attach(model, arena, words, beside=algorithms.find(config.algorithm[0]).beside)
         return AppClient(app, bound, data, part=part, note=self._note)
 
     def _own_app(self, config: ReceivedConfig) -> _Ready:
@@ -392,7 +413,8 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
         return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
-    return AppServer(known_app(plan, None), tensors=plan.model.tensors, shared=shared, note=note)
+    beside = algorithms.find(plan.algorithm.name).beside
+    return AppServer(known_app(plan, None), tensors=plan.model.tensors, shared=shared, beside=beside, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)

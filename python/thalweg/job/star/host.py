@@ -395,7 +395,7 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) 
 def _server_step(plan: Plan, party: ServerParty, record: RunRecord) -> ServerStep | None:
     """Return what the server does after each round, with the state of the record that is resumed."""
     algorithm = algorithms.find(plan.algorithm.name)
-    step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings)
+    step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings, clients=plan.job.clients)
     if step is not None:
         step.load(record.state)
     return step

@@ -1,0 +1,86 @@
+"""SCAFFOLD: clients with different data correct their gradients by how their own direction differs from everybody's.
+
+The server has a control variate c, each client has its own c_i, and both begin as 0. They lie in the arena beside the
+model, so c travels with the model, and c plus the change of c_i travels with the update. The mean of what clients send
+is then c plus the mean change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from thalweg import _core
+from thalweg.algorithms import fedavgm
+from thalweg.algorithms.server_step import MakeRule, Rule, ServerStep, Values
+from thalweg.algorithms.settings import Settings, of
+from thalweg.outcome.core import Participant
+from thalweg.tensors.arena import Arena
+
+NAME: Final = "scaffold"
+MEANING: Final = (
+    "each client corrects its gradients by the difference of two control variates, its own and everybody's, so that "
+    "clients with different data do not drift apart; models and updates are twice as large, and all clients count alike"
+)
+SOURCE: Final = "Karimireddy et al. 2020, algorithm 1 with option II"
+SETTINGS: Final[Settings] = {"server_learning_rate": 1.0}
+OWN_APPS: Final = "an app of one's own takes its own steps, and each of them has to be corrected"
+#: What the names of control variates begin with in the arena.
+CONTROL: Final = "thalweg_scaffold/"
+#: The metric with the number of a client's steps times its learning rate.
+SPAN: Final = "scaffold_span"
+
+
+class Step(ServerStep):
+    """Moves the model to the mean of the clients', and the control variate by the mean change times their share."""
+
+    def __init__(self, arena: _core.Arena, names: Iterable[str], make: MakeRule, clients: int) -> None:
+        """``clients`` is how many the job has. The control variate begins as 0, also after a restart."""
+        super().__init__(arena, names, make)
+        self._clients = clients
+        self._tensors = Arena(arena)
+        self._controls = [np.zeros_like(self._tensors[CONTROL + name]) for name in self._names]
+
+    def before(self) -> None:
+        """Keep the model, and put the control variate beside it."""
+        super().before()
+        for name, control in zip(self._names, self._controls, strict=True):
+            self._tensors[CONTROL + name][...] = control
+
+    def after(self, participants: Sequence[Participant]) -> None:
+        """Replace the mean by the next model and the next control variate. Raises RoundError."""
+        super().after(participants)
+        share = sum(one.counts for one in participants) / self._clients
+        for name, control in zip(self._names, self._controls, strict=True):
+            np.add(control, share * (self._tensors[CONTROL + name] - control), out=control)
+
+
+class Control:
+    """A client's control variate. It lives as long as the client's process."""
+
+    def __init__(self, arena: Arena, names: Sequence[str]) -> None:
+        self._arena, self._names = arena, names
+        self._own: list[Values] = [np.zeros_like(arena[name]) for name in names]
+        self._start: list[Values] = []
+
+    def corrections(self) -> dict[str, Values]:
+        """Copy the received model; return by name what is added to each gradient: c - c_i."""
+        self._start = [self._arena[name].copy() for name in self._names]
+        pairs = zip(self._names, self._own, strict=True)
+        return {name: self._arena[CONTROL + name] - own for name, own in pairs}
+
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """Put the change of c_i beside the trained model: c_i <- c_i - c + (x - y) / (steps times learning rate)."""
+        span = float(metrics[SPAN])
+        for name, own, start in zip(self._names, self._own, self._start, strict=True):
+            received = self._arena[CONTROL + name]
+            change = (start - self._arena[name]) / span - received
+            np.add(own, change, out=own)
+            np.add(received, change, out=received)
+
+
+def rule(values: Sequence[Values], settings: Settings) -> Rule:
+    """Return the server's rule."""
+    return fedavgm.SGD(values, of(settings, "server_learning_rate"))
