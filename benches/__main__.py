@@ -22,6 +22,7 @@ from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
 from benches.paths import paths
+from benches.planning import planning
 from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
@@ -60,6 +61,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "soak": soaks,
     "control": control,
     "deciding": deciding,
+    "planning": planning,
     "lab": lab,
     "masking": masking,
     "goals": goals,

@@ -6,6 +6,9 @@ use serde::Serialize;
 
 use crate::{decide, Because, Client, Config, Load, Node, State, Time, UPDATE};
 
+/// Shortest time between two plans of a node.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 /// What a node measured since its last plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -90,9 +93,9 @@ impl Planner {
         Self { config, estimate: None, needs: Vec::new(), leaves: 0, number: 0 }
     }
 
-    /// Time between two plans.
+    /// Time between two plans: a node must not plan without pause.
     pub fn every(&self) -> Duration {
-        self.config.every
+        self.config.every.max(SHORTEST)
     }
 
     /// The first plan, for this many updates at once.
@@ -230,6 +233,13 @@ mod tests {
             assert!(settled.windows(2).all(|pair| pair[0] == pair[1]), "{low} to {high}: {settled:?}");
             assert!(settled[0] >= 1);
         }
+    }
+
+    #[test]
+    fn there_is_a_pause_between_plans() {
+        let every = |every| Planner::new(Config { every, ..Config::default() }).every();
+        assert_eq!(every(Duration::ZERO), SHORTEST);
+        assert_eq!(every(Duration::from_secs(120)), Duration::from_secs(120));
     }
 
     #[test]

@@ -108,7 +108,8 @@ impl Shared {
             state.observe();
             state.scale();
             self.plan(&mut state);
-            next += tick;
+            // After a pause of the machine, decide once, not once for each tick that was missed.
+            next = (next + tick).max(Instant::now());
         }
     }
 }
