@@ -22,7 +22,7 @@ from thalweg.transports import registry
 from thalweg.wire import table_of
 
 # Limits in seconds of a round of 8 MiB with 4 clients over loopback.
-LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}
+LIMITS: Final = {"tcp": 0.150, "quic": 0.300, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}
 NETWORKS: Final = ("wifi", "4g", "3g")
 # Limit of a round's time, as a multiple of its bound.
 OVER: Final = 1.10

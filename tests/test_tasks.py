@@ -559,7 +559,7 @@ def test_each_reply_is_recorded(tmp_path: Path) -> None:
     assert [way["direction"] for way in line["transfers"]] == ["down", "up"]
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "udp", "grpc", "zmq", "ltp"])
+@pytest.mark.parametrize("scheme", ["tcp", "udp", "grpc", "zmq", "ltp", "quic"])
 def test_over_every_transport_that_needs_nothing_else(scheme: str) -> None:
     with TaskServer(listen=f"{scheme}://127.0.0.1:0") as server, ExitStack() as stack:
         members = Members(stack, server)

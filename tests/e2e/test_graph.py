@@ -75,7 +75,7 @@ def test_sixteen_processes_learn_digits(start: Start, tmp_path: Path) -> None:
     assert len(shown.runs[0].graph.nodes) == 16
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=LINUX), "udp", "ltp", "zmq", "grpc"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=LINUX), "udp", "ltp", "zmq", "grpc", "quic"])
 def test_every_link_carries_a_model_each_way_in_each_iteration(start: Start, tmp_path: Path, transport: str) -> None:
     said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "3", "--transport", transport, *PAYLOAD)
     exchanges = read_table(tmp_path / said["record"], "exchanges")

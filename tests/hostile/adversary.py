@@ -29,6 +29,8 @@ LINGER: Final = 20.0
 SLOW: Final = 0.2
 HOLES: Final = 1 << 19
 PART: Final = 1 << 16
+# Maximum number of datagrams that a peer sends.
+DATAGRAMS: Final = 16
 
 Random = random.Random
 Framed = Callable[[bytes], bytes]
@@ -42,6 +44,8 @@ class Dialect:
     framed: Framed = bytes
     # The path of the Unix socket, for a transport that does not listen on a TCP port.
     path: str = ""
+    # Whether the transport listens on a UDP port. Then a peer sends datagrams with such openings, whatever its kind.
+    datagrams: bool = False
 
 
 def _tcp(random: Random) -> bytes:
@@ -52,6 +56,7 @@ def _tcp(random: Random) -> bytes:
 DIALECTS: Final[dict[str, Dialect]] = {
     **dict.fromkeys(("tcp", "unifl", "udp", "ltp", "rdma"), Dialect(_tcp)),
     "grpc": Dialect(lambda _: wire.grpc_call(), wire.grpc_frame),
+    "quic": Dialect(wire.quic_packet, datagrams=True),
     "shm": Dialect(lambda _: wire.SHM_OPENING, wire.shm_frame, "\0thalweg-shm-{port}"),
     "zmq": Dialect(lambda _: wire.zmtp_greeting()),
     # For transports with a broker: the peers have no login there, so the broker itself must refuse them.
@@ -183,8 +188,23 @@ def _large_hello(dialect: Dialect) -> bytes:
     return _LARGE[id(dialect)]
 
 
+async def _datagrams(host: str, port: int, dialect: Dialect, random: Random) -> str:
+    loop = asyncio.get_running_loop()
+    source = (random.choice(SOURCES), 0)
+    transport, _ = await loop.create_datagram_endpoint(
+        asyncio.DatagramProtocol, local_addr=source, remote_addr=(host, port)
+    )
+    for _ in range(random.randrange(DATAGRAMS)):
+        transport.sendto(dialect.opening(random))
+        await asyncio.sleep(random.random() * SLOW)
+    transport.abort()
+    return "ended"
+
+
 async def _one(host: str, port: int, dialect: Dialect, kind: Kind, random: Random) -> str:
     """Run one peer; return how it ended."""
+    if dialect.datagrams:
+        return await _datagrams(host, port, dialect, random)
     try:
         if dialect.path:
             reader, writer = await asyncio.open_unix_connection(dialect.path.format(port=port))

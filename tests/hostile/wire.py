@@ -133,6 +133,15 @@ def grpc_call() -> bytes:
     return PREFACE + http2(SETTINGS, 0, 0, b"") + http2(HEADERS, END_HEADERS, 1, block)
 
 
+def quic_packet(random: Random) -> bytes:
+    """Return a datagram as of a first packet of QUIC version 1 (RFC 9000, section 17.2.2); its payload is noise."""
+    destination, source = random.randbytes(8), random.randbytes(8)
+    rest = random.randbytes(random.choice((0, 20, 1150, 1170, 1400)))
+    length = struct.pack(">H", 0x4000 | min(len(rest), 0x3FFF))
+    ids = bytes((8,)) + destination + bytes((8,)) + source
+    return bytes((random.choice((0xC0, 0xC3, 0xE0, 0x40)),)) + b"\x00\x00\x00\x01" + ids + b"\x00" + length + rest
+
+
 def shm_frame(frame: bytes) -> bytes:
     """Return a frame in the form of shm: a control message, or a note about a chunk in memory that was never shared."""
     head, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]

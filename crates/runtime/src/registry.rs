@@ -121,6 +121,7 @@ fn entry_of(make: Arc<dyn Transport>) -> Entry {
     feature = "grpc",
     feature = "ltp",
     feature = "mqtt",
+    feature = "quic",
     feature = "rdma",
     feature = "shm",
     feature = "tcp",
@@ -160,6 +161,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_unifl::Unifl),
         #[cfg(not(feature = "unifl"))]
         absent("unifl", "built without the feature `unifl`; build with --features unifl"),
+        #[cfg(feature = "quic")]
+        entry(thalweg_quic::Quic),
+        #[cfg(not(feature = "quic"))]
+        absent("quic", "built without the feature `quic`; build with --features quic"),
         #[cfg(feature = "grpc")]
         entry(thalweg_grpc::Grpc),
         #[cfg(not(feature = "grpc"))]

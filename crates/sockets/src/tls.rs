@@ -14,7 +14,7 @@ use tokio_rustls::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Label of the exported secret that binds a proof to a link (RFC 5705).
-const BINDING: &[u8] = b"EXPORTER-thalweg-session";
+pub const BINDING: &[u8] = b"EXPORTER-thalweg-session";
 const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
 fn security(operation: &'static str, context: impl Into<String>, hint: &'static str) -> Error {
@@ -119,7 +119,7 @@ pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, Server
 pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) -> Result<Peer> {
     let (_, session) = stream.get_ref();
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
-    let (certified, role) = certificate.map_or((None, None), |c| (name_of(c), role_of(c)));
+    let (certified, role) = certificate.map_or((None, None), |c| names(c));
     Ok(Peer { address, certified, role, binding: Some(exported(operation, stream, BINDING)?) })
 }
 
@@ -130,6 +130,11 @@ pub fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8])
         TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
     };
     secret.map_err(|e| unusable(operation, &e))
+}
+
+/// The name and the role in a certificate (DER), of those that it has.
+pub fn names(certificate: &[u8]) -> (Option<String>, Option<String>) {
+    (name_of(certificate), role_of(certificate))
 }
 
 /// The common name of the certificate's subject, else its first DNS name.
@@ -224,4 +229,31 @@ fn alerted(alert: AlertDescription) -> (String, &'static str) {
         }
         other => (format!("ended the handshake ({other:?})"), "check the certificates at both ends"),
     }
+}
+
+/// Explains the alert with which a handshake with `who` ended. QUIC reports nothing else of it. `ours` is the
+/// reason if this end sent the alert.
+pub fn by_alert(
+    operation: &'static str,
+    who: impl std::fmt::Display,
+    alert: u8,
+    ours: Option<&str>,
+) -> Error {
+    use AlertDescription as Alert;
+    let (what, hint) = match (AlertDescription::from(alert), ours) {
+        (Alert::NoApplicationProtocol, _) => (
+            "and this end differ in tls, or in their release".into(),
+            "set tls at both ends, or at neither, and use the same release",
+        ),
+        (alert, None) => alerted(alert),
+        (Alert::CertificateExpired, _) => ("shows a certificate that has expired".into(), RENEW),
+        (Alert::UnknownCA | Alert::DecryptError, _) => {
+            ("shows a certificate of an authority that is not trusted here".into(), AUTHORITY)
+        }
+        (Alert::CertificateRequired, _) => {
+            ("showed no certificate, which this server requires".into(), ISSUE)
+        }
+        (_, Some(reason)) => (format!("failed: {reason}"), "check the certificates at both ends"),
+    };
+    security(operation, format!("{who} {what}"), hint)
 }

@@ -1,0 +1,223 @@
+//! The settings of quinn: windows, time limits, sizes of packets, keys.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use thalweg_sockets::tls;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use thalweg_wire::{MAX_CHUNK, MAX_HELLO};
+
+use crate::marks::HEAD_BYTES;
+use crate::unverified;
+
+/// Protocol names of ALPN (RFC 7301): peers with certificates, and without. So one end with certificates and
+/// one without do not get together.
+const VERIFIED: &[u8] = b"thalweg/1";
+const UNVERIFIED: &[u8] = b"thalweg-unverified/1";
+
+/// Bytes of a peer that may wait here until the session takes them, unless `receive_buffer` says otherwise.
+const RECEIVE_WINDOW: u32 = 16 << 20;
+/// Bytes that may wait here for the peer's acknowledgement, unless `send_buffer` says otherwise.
+const SEND_WINDOW: u64 = 16 << 20;
+/// Bytes that an unauthenticated peer may send: its first messages, of [`MAX_HELLO`] bytes at most.
+const UNAUTHENTICATED_WINDOW: u32 = 8 * MAX_HELLO;
+/// Bytes of one stream that may wait: a whole chunk, so that only the connection's window holds up a chunk.
+const STREAM_WINDOW: u32 = MAX_CHUNK + HEAD_BYTES as u32;
+/// Chunk streams that a peer may have open at a time.
+const STREAMS: u32 = 1024;
+/// Streams that an unauthenticated peer may have open: its messages, and a chunk for which the link ends.
+const UNAUTHENTICATED_STREAMS: u32 = 2;
+/// Bytes of a datagram within this machine. Ten of them, which quinn sends in one call, are less than the
+/// 65,507 bytes that a call may have.
+const LOCAL_DATAGRAM: u16 = 6500;
+/// Size of the kernel's buffers to ask for. The kernel grants at most net.core.rmem_max and wmem_max.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// Time between packets that keep the state of NATs on the way (RFC 9308, section 3.2).
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How long the address in a Retry's token counts: longer than any round trip.
+const RETRY_LIFETIME: Duration = Duration::from_secs(600);
+/// Connections that may wait for the accepting task, and bytes that they may have sent until then.
+const MAX_INCOMING: usize = 1024;
+const INCOMING_BYTES: u64 = 16 << 10;
+
+/// Datagrams of the initial congestion window (RFC 9002, section 7.2), and their size on other paths than this
+/// machine's.
+const INITIAL_WINDOW: u64 = 10;
+const DATAGRAM: u16 = 1200;
+
+/// Names of the congestion control algorithms, as the kernel calls them.
+const CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
+
+/// Name of the algorithm in use.
+pub(crate) fn congestion(options: &Options) -> &'static str {
+    let wanted = options.congestion.as_deref().unwrap_or(CONGESTION[0]);
+    CONGESTION.into_iter().find(|name| *name == wanted).unwrap_or(CONGESTION[0])
+}
+
+fn controller(
+    operation: &'static str,
+    options: &Options,
+    datagram: u16,
+) -> Result<Arc<dyn ControllerFactory + Send + Sync>> {
+    let initial = INITIAL_WINDOW * u64::from(datagram);
+    let (mut cubic, mut bbr, mut reno) =
+        (CubicConfig::default(), BbrConfig::default(), NewRenoConfig::default());
+    cubic.initial_window(initial);
+    bbr.initial_window(initial);
+    reno.initial_window(initial);
+    Ok(match options.congestion.as_deref() {
+        None | Some("cubic") => Arc::new(cubic),
+        Some("bbr") => Arc::new(bbr),
+        Some("reno") => Arc::new(reno),
+        Some(other) => {
+            let context = format!("congestion control {other:?}; available here: {}", CONGESTION.join(", "));
+            return Err(
+                Error::new(ErrorKind::Unsupported, operation, context).hint("choose an available one")
+            );
+        }
+    })
+}
+
+/// What both ends of a connection to `peer` set. There is no limit of idle time: the session decides when a
+/// peer is gone, by one rule for all transports.
+fn transport(operation: &'static str, options: &Options, peer: SocketAddr) -> Result<TransportConfig> {
+    let local = peer.ip().is_loopback();
+    let datagram = if local { LOCAL_DATAGRAM } else { DATAGRAM };
+    let mut config = TransportConfig::default();
+    config
+        .max_idle_timeout(None)
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .send_window(options.send_buffer.map_or(SEND_WINDOW, u64::from))
+        // Streams are sent in the order in which they were opened, messages first.
+        .send_fairness(false)
+        .datagram_receive_buffer_size(None)
+        .congestion_controller_factory(controller(operation, options, datagram)?);
+    if local {
+        config.initial_mtu(LOCAL_DATAGRAM);
+        let mut search = MtuDiscoveryConfig::default();
+        search.upper_bound(LOCAL_DATAGRAM);
+        config.mtu_discovery_config(Some(search));
+    }
+    Ok(config)
+}
+
+/// What an authenticated peer may send before it is taken.
+pub(crate) struct Admitted {
+    pub window: VarInt,
+    pub streams: VarInt,
+}
+
+impl Admitted {
+    pub(crate) fn new(options: &Options) -> Self {
+        let window = options.receive_buffer.unwrap_or(RECEIVE_WINDOW);
+        Self { window: VarInt::from_u32(window), streams: VarInt::from_u32(STREAMS) }
+    }
+}
+
+/// Settings of a listener, for a connection of `peer`.
+pub(crate) fn of_server(
+    options: &Options,
+    peer: SocketAddr,
+    crypto: &Arc<QuicServerConfig>,
+) -> Result<ServerConfig> {
+    let mut transport = transport("listen", options, peer)?;
+    let admitted = Admitted::new(options);
+    if options.admission_queue.is_some() {
+        transport
+            .receive_window(VarInt::from_u32(UNAUTHENTICATED_WINDOW).min(admitted.window))
+            .max_concurrent_uni_streams(VarInt::from_u32(UNAUTHENTICATED_STREAMS));
+    } else {
+        transport.receive_window(admitted.window).max_concurrent_uni_streams(admitted.streams);
+    }
+    let mut config = ServerConfig::with_crypto(crypto.clone());
+    config
+        .transport_config(Arc::new(transport))
+        .retry_token_lifetime(RETRY_LIFETIME)
+        .max_incoming(MAX_INCOMING)
+        .incoming_buffer_size(INCOMING_BYTES)
+        .incoming_buffer_size_total(INCOMING_BYTES * MAX_INCOMING as u64);
+    Ok(config)
+}
+
+/// The cryptography of a listener.
+pub(crate) fn server_crypto(options: &Options) -> Result<Arc<QuicServerConfig>> {
+    let (mut tls, protocol) = match &options.tls {
+        Some(tls) => ((*tls::server(tls)?).clone(), VERIFIED),
+        None => (unverified::server()?, UNVERIFIED),
+    };
+    tls.alpn_protocols = vec![protocol.to_vec()];
+    let crypto = QuicServerConfig::try_from(tls).map_err(|e| unusable("listen", &e))?;
+    Ok(Arc::new(crypto))
+}
+
+/// Settings of a connection to `peer`, and the name that its certificate must have.
+pub(crate) fn of_client(
+    address: &Address,
+    options: &Options,
+    peer: SocketAddr,
+) -> Result<(ClientConfig, String)> {
+    let (mut tls, name, protocol) = match &options.tls {
+        Some(tls) => {
+            let (config, name) = tls::client(address, tls)?;
+            ((*config).clone(), name.to_str().into_owned(), VERIFIED)
+        }
+        None => (unverified::client()?, unverified::NAME.to_owned(), UNVERIFIED),
+    };
+    tls.alpn_protocols = vec![protocol.to_vec()];
+    let crypto = QuicClientConfig::try_from(tls).map_err(|e| unusable("connect", &e))?;
+    let mut transport = transport("connect", options, peer)?;
+    let admitted = Admitted::new(options);
+    transport
+        .receive_window(admitted.window)
+        .max_concurrent_uni_streams(admitted.streams)
+        .keep_alive_interval(Some(KEEP_ALIVE));
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    config.transport_config(Arc::new(transport));
+    Ok((config, name))
+}
+
+/// Settings of an endpoint. A listener with a certificate derives the key of its stateless resets (RFC 9000,
+/// section 10.3.2) from the certificate's private key: when it has restarted, clients of its earlier life
+/// learn of that from their next packet.
+pub(crate) fn of_endpoint(operation: &'static str, options: &Options) -> Result<EndpointConfig> {
+    let seed = match options.tls.as_ref().and_then(|tls| tls.identity.as_ref()) {
+        Some(identity) => identity.key.as_bytes().to_vec(),
+        None => {
+            let mut random = vec![0; 32];
+            SystemRandom::new().fill(&mut random).map_err(|e| unusable(operation, &e))?;
+            random
+        }
+    };
+    let root = hmac::Key::new(hmac::HMAC_SHA256, &seed);
+    let derived = |label: &[u8]| hmac::sign(&root, label);
+    let reset = hmac::Key::new(hmac::HMAC_SHA256, derived(b"thalweg quic stateless reset").as_ref());
+    let ids = derived(b"thalweg quic connection ids");
+    let ids = ids.as_ref().iter().take(8).fold(0, |key, &byte| key << 8 | u64::from(byte));
+    let mut config = EndpointConfig::new(Arc::new(reset));
+    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(ids)));
+    config.max_udp_payload_size(LOCAL_DATAGRAM).map_err(|e| unusable(operation, &e))?;
+    Ok(config)
+}
+
+/// A UDP socket at `at`.
+pub(crate) fn socket(at: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
+    let socket = Socket::new(Domain::for_address(at), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.bind(&SockAddr::from(at))?;
+    Ok(socket.into())
+}
+
+fn unusable(operation: &'static str, error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Security, operation, format!("quic cannot be set up: {error}"))
+        .hint("check the certificates and the key")
+}

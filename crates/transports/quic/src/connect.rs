@@ -1,0 +1,98 @@
+//! Connects: an endpoint for each link, so that each link may change its address by itself.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{ConnectError, Endpoint, TokioRuntime};
+use thalweg_sockets::dial::in_time;
+use thalweg_sockets::socket::resolve;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use tokio::net::UdpSocket;
+
+use crate::config;
+use crate::link::QuicLink;
+use crate::trust;
+
+const CONNECT: &str = "connect";
+/// Time before the second datagram that asks whether a port is closed. It doubles each time.
+const FIRST_REPETITION: Duration = Duration::from_millis(50);
+
+pub(crate) async fn connect(address: &Address, options: &Options) -> Result<QuicLink> {
+    let candidates = resolve(CONNECT, address).await?;
+    let share = Options {
+        connect_timeout_ms: options.connect_timeout_ms / candidates.len().max(1) as u64,
+        ..options.clone()
+    };
+    let mut outcome = Err(Error::new(ErrorKind::Address, CONNECT, format!("{address} does not resolve")));
+    for to in candidates {
+        let reaching = async {
+            tokio::select! {
+                biased;
+                link = reach(address, options, to) => link,
+                error = closed_port(address, to) => Err(error),
+            }
+        };
+        outcome = in_time(address, &share, reaching).await;
+        match &outcome {
+            Err(error) if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout) => {}
+            _ => return outcome,
+        }
+    }
+    outcome
+}
+
+async fn reach(address: &Address, options: &Options, to: SocketAddr) -> Result<QuicLink> {
+    let (config, name) = config::of_client(address, options, to)?;
+    let any = match to {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let failed = |e: &std::io::Error| Error::io(CONNECT, address, e);
+    let socket = config::socket(any).map_err(|e| failed(&e))?;
+    let settings = config::of_endpoint(CONNECT, options)?;
+    let endpoint = Endpoint::new(settings, None, socket, Arc::new(TokioRuntime)).map_err(|e| failed(&e))?;
+    let connecting = endpoint.connect_with(config, to, &name).map_err(|e| refused(address, &e))?;
+    let who = address.to_string();
+    let connection = connecting.await.map_err(|e| trust::explain(CONNECT, &who, &e))?;
+    let link = QuicLink::new(CONNECT, connection, Some(endpoint), who, options, None).await?;
+    link.accepted().await?;
+    Ok(link)
+}
+
+fn refused(address: &Address, error: &ConnectError) -> Error {
+    let kind = match error {
+        ConnectError::InvalidServerName(_) => ErrorKind::Security,
+        ConnectError::InvalidRemoteAddress(_) => ErrorKind::Address,
+        _ => ErrorKind::System,
+    };
+    Error::new(kind, CONNECT, format!("{address}: {error}")).hint("check the address and tls.server_name")
+}
+
+/// Waits until the system reports that nobody listens at `to`, and returns the error. The system tells only
+/// connected sockets, and the endpoint's is not one, because it follows this machine's address. So another
+/// socket sends a byte, which an endpoint drops, until it is told. Without such a report this waits for ever.
+async fn closed_port(address: &Address, to: SocketAddr) -> Error {
+    match told(to).await {
+        Ok(()) => std::future::pending().await,
+        Err(error) => Error::io(CONNECT, address, &error),
+    }
+}
+
+async fn told(to: SocketAddr) -> std::io::Result<()> {
+    let any = if to.is_ipv4() {
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
+    } else {
+        SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+    };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(to).await?;
+    let mut wait = FIRST_REPETITION;
+    loop {
+        socket.send(&[0]).await?;
+        if let Ok(received) = tokio::time::timeout(wait, socket.recv(&mut [0])).await {
+            received?; // an answer says nothing: it may be anybody's
+        }
+        wait = wait.saturating_mul(2);
+    }
+}
