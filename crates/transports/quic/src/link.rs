@@ -1,6 +1,6 @@
 //! A link, and the state that its sending and its receiving share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,8 +45,6 @@ pub(crate) struct LinkState {
     ended: OnceLock<String>,
     /// Whether this end has ended the link.
     refused: watch::Sender<bool>,
-    /// Whether the connection is to be ended as soon as its last messages have arrived.
-    closing: AtomicBool,
     /// Bytes of frames that quinn has accepted for sending, and that were taken from it. As with TCP, the
     /// headers of packets and what is sent again do not count.
     pub sent: AtomicU64,
@@ -152,7 +150,6 @@ impl QuicLink {
             congestion: config::congestion(options),
             ended: OnceLock::new(),
             refused: watch::Sender::new(false),
-            closing: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             copied: AtomicU64::new(0),
@@ -224,7 +221,7 @@ impl Link for QuicLink {
         let shared = &self.shared;
         let _ = shared.ended.set("the link was closed here".into());
         shared.refused.send_replace(true);
-        if !shared.closing.swap(true, Ordering::AcqRel) && shared.connection.close_reason().is_none() {
+        if shared.connection.close_reason().is_none() {
             let _ = timeout(shared.goodbye(), send::finish(&self.control)).await;
         }
         let before = shared.connection.stats().udp_tx.datagrams;

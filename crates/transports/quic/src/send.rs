@@ -74,9 +74,8 @@ pub(crate) async fn control(
 /// Sends no more messages, and waits until the peer has acknowledged all of them.
 pub(crate) async fn finish(stream: &Mutex<SendStream>) {
     let mut stream = stream.lock().await;
-    if stream.finish().is_ok() {
-        let _ = stream.stopped().await; // an error means that the connection has ended
-    }
+    let _ = stream.finish(); // it fails if another call has ended the stream
+    let _ = stream.stopped().await; // it fails if the connection has ended
 }
 
 /// The chunk streams of an update that the peer has not acknowledged. They are reset when the update is

@@ -70,6 +70,17 @@ async fn options_that_it_cannot_honour_are_refused() {
     }
 }
 
+/// Several tasks of a session may close a link. All wait until the peer has the last message.
+#[tokio::test]
+async fn a_last_message_arrives_though_the_link_is_closed_twice_behind_it() {
+    let listener = listen(&plain()).await;
+    let (client, server) = link(&*listener, &plain()).await;
+    server.send_control("bye".into()).await.unwrap();
+    tokio::join!(server.close(), server.close());
+    assert_eq!(client.receive(&NoChunks).await.unwrap(), "bye");
+    assert_eq!(client.receive(&NoChunks).await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
 #[tokio::test]
 async fn bytes_that_are_no_quic_harm_nobody() {
     let (queue, options) = queue(8);
