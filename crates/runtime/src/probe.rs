@@ -39,6 +39,8 @@ const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
 /// How long a raw stream may stand still, and how long its port stays open.
 const STALL: Duration = Duration::from_secs(10);
+/// How long a probe may wait for its place.
+const WAIT: Duration = Duration::from_secs(20);
 /// Maximum number of probes that are answered at once. One address gets half of them. Each needs memory for
 /// an update and for its raw streams.
 const MOST_PROBES: usize = 4;
@@ -137,7 +139,8 @@ fn serve_and(
     }
     let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let runtime = runtime()?;
-    let admission_queue = AdmissionQueue::new(Bounds::of_process(descriptor_limit()));
+    let bounds = Bounds { timeout: WAIT, ..Bounds::of_process(descriptor_limit()) };
+    let admission_queue = AdmissionQueue::new(bounds);
     let listening = Options { admission_queue: Some(admission_queue.clone()), ..options.transport.clone() };
     let listener = runtime.block_on(transport.listen(&address, &listening))?;
     let (host, probes) = (listener.address().host, ConnectionLimit::with_half_for_each_address(MOST_PROBES));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thalweg_wire::limits;
 
 use crate::{AdmissionQueue, Settings};
 
@@ -54,7 +55,7 @@ impl Default for Options {
             own: Settings::default(),
             sealed: None,
             admission_queue: None,
-            connect_timeout_ms: 10_000,
+            connect_timeout_ms: limits::CONNECT.as_millis() as u64,
         }
     }
 }

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use thalweg_wire::limits;
+
 /// Maximum number of unauthenticated peers at a time, however many descriptors the process may have.
 const MOST: u64 = 1024;
 /// Unauthenticated peers may use the process's descriptors divided by this.
 const PART: u64 = 4;
-/// How long a peer may take to prove who it is, from connecting.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Bounds on the number of unauthenticated peers and on their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Bounds {
     /// and one address gets half of that.
     pub fn of_process(descriptors: u64) -> Self {
         let total = (descriptors / PART).clamp(2, MOST) as usize;
-        Self { total, share: total / 2, timeout: TIMEOUT }
+        Self { total, share: total / 2, timeout: limits::ADMISSION }
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     fn table(total: usize, share: usize) -> UnauthenticatedPeers {
-        UnauthenticatedPeers::new(Bounds { total, share, timeout: TIMEOUT })
+        UnauthenticatedPeers::new(Bounds { total, share, timeout: limits::ADMISSION })
     }
 
     fn at(ms: u64) -> Duration {

@@ -11,6 +11,7 @@ mod error;
 pub mod forward;
 mod frame;
 mod layout;
+pub mod limits;
 mod parcel;
 mod ranges;
 mod spread;

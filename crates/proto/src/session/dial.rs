@@ -8,7 +8,7 @@ use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome, VERSIONS,
 };
 use thalweg_wire::text::{plain, MAX_REASON};
-use thalweg_wire::{Difference, Layout, LayoutHash, Ranges};
+use thalweg_wire::{limits, Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
 use super::{Failure, Session, LEAST_HEARTBEAT, SAME_MODEL};
@@ -21,8 +21,6 @@ const LAST_RETRY: Time = Time::from_secs(5);
 /// The longest time between attempts if other servers may know where the client belongs: the attempts are
 /// then divided among several.
 const LAST_RETRY_OF_SEVERAL: Time = Time::from_secs(1);
-/// The liveness timeout until the server's Welcome has set it.
-const LIVENESS: Time = Time::from_secs(10);
 
 /// The settings of a client, which never change.
 #[derive(Debug, Clone)]
@@ -100,6 +98,8 @@ struct Dialed {
     challenge: Option<Challenge>,
     /// The Hello was sent.
     greeted: bool,
+    /// When the Hello was sent.
+    greeted_at: Time,
     /// The Welcome has arrived.
     welcomed: bool,
 }
@@ -111,6 +111,8 @@ pub struct Dial<P> {
     purpose: Purpose,
     /// The server's last Welcome.
     welcome: Option<Welcome>,
+    /// How long the last link that was welcomed could be silent.
+    silence: Option<Time>,
     link: Option<Dialed>,
     reaching: Reaching,
     /// Attempts to connect since the client was last let in, or was sent to another URL.
@@ -164,6 +166,7 @@ impl<P> Dial<P> {
             config,
             purpose,
             welcome: None,
+            silence: None,
             link: None,
             reaching,
             retries: 0,
@@ -226,9 +229,10 @@ impl<P> Dial<P> {
         if self.done {
             return;
         }
-        let floor = self.welcome.as_ref().map_or(LIVENESS, |w| Time::from_micros(w.liveness));
-        let session = Session::new(now, nonce, ordered, floor);
-        self.link = Some(Dialed { session, challenge: None, greeted: false, welcomed: false });
+        // A path that was measured before needs no guess.
+        let session = Session::new(now, nonce, ordered, self.silence.unwrap_or(limits::GREET));
+        self.link =
+            Some(Dialed { session, challenge: None, greeted: false, greeted_at: now, welcomed: false });
     }
 
     /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
@@ -334,7 +338,7 @@ impl<P> Dial<P> {
         let layout = self.known_layout().map(Layout::hash);
         let Some(link) = &mut self.link else { return };
         let Some(challenge) = link.challenge.as_ref().filter(|_| !link.greeted) else { return };
-        link.greeted = true;
+        (link.greeted, link.greeted_at) = (true, now);
         let hello = Hello {
             version: challenge.versions.1.min(VERSIONS.1),
             name: self.config.name.clone(),
@@ -352,7 +356,8 @@ impl<P> Dial<P> {
     fn welcomed(&mut self, now: Time, welcome: Welcome) -> ServerEvent {
         let floor = Time::from_micros(welcome.liveness);
         if let Some(link) = &mut self.link {
-            link.session.live = super::Liveness::new(now, floor);
+            link.session.met(now, now.saturating_sub(link.greeted_at), floor);
+            self.silence = Some(link.session.silence);
             link.welcomed = true;
         }
         self.reaching.done();
@@ -461,7 +466,7 @@ impl<P> Dial<P> {
     }
 
     fn heartbeat(&self) -> Time {
-        let interval = self.welcome.as_ref().map_or(LIVENESS / 4, |w| Time::from_micros(w.heartbeat));
+        let interval = self.welcome.as_ref().map_or(limits::GREET, |w| Time::from_micros(w.heartbeat));
         interval.max(LEAST_HEARTBEAT)
     }
 

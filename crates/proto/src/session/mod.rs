@@ -14,6 +14,7 @@ mod roster;
 mod server_machine;
 
 use thalweg_wire::control::Nonce;
+use thalweg_wire::limits;
 
 use crate::Time;
 
@@ -41,13 +42,22 @@ pub(crate) struct Session {
     /// sent before it is still on its way.
     pub ordered: bool,
     pub live: Liveness,
+    /// How long the peer may make no progress: the job's liveness, or more on a path with a long round trip.
+    pub silence: Time,
     /// When the last ping was sent.
     pinged: Time,
 }
 
 impl Session {
-    fn new(now: Time, nonce: Nonce, ordered: bool, liveness: Time) -> Self {
-        Self { nonce, ordered, live: Liveness::new(now, liveness), pinged: now }
+    /// The peer may be silent for `silence` until the peers have met.
+    fn new(now: Time, nonce: Nonce, ordered: bool, silence: Time) -> Self {
+        Self { nonce, ordered, live: Liveness::new(now, silence), silence, pinged: now }
+    }
+
+    /// Notes that the peers have met: an answer took `round_trip`. `liveness` is the job's.
+    fn met(&mut self, now: Time, round_trip: Time, liveness: Time) {
+        self.silence = limits::silence(liveness, round_trip);
+        self.live = Liveness::new(now, self.silence);
     }
 
     /// Whether a ping is due at `now`. If so, the caller must send it: it counts as sent.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, Welcome, VERSIONS};
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
-use thalweg_wire::{Layout, LayoutHash, Ranges, TensorSpec};
+use thalweg_wire::{limits, Layout, LayoutHash, Ranges, TensorSpec};
 
 use super::{Liveness, Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::transfer::{both, Carried};
@@ -16,7 +16,7 @@ use crate::{micros, Time};
 pub type LinkId = u64;
 
 /// How long a peer may take from connecting until its Hello. Other messages do not prolong this time.
-const HELLO: Time = Time::from_secs(20);
+const HELLO: Time = limits::GREET;
 /// The server remembers at most this many clients with another layout.
 const MAX_MISMATCHES: usize = 64;
 
@@ -422,7 +422,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     pub(crate) fn open(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
         let token = self.admission.wants_token();
         let challenge = Challenge::new(nonce, token, self.config.job, micros(now));
-        let session = Session::new(now, challenge.nonce, ordered, self.config.liveness);
+        let session = Session::new(now, challenge.nonce, ordered, self.config.liveness.max(HELLO));
         let mut served = Served {
             session,
             opened: now,
@@ -540,7 +540,10 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         }
         self.mismatches.remove(&hello.name);
         self.connected += 1;
+        let floor = self.config.liveness;
         self.on_link(link, |served| {
+            // The challenge and the Hello took a round trip, and the time that the client needed for its proof.
+            served.session.met(now, now.saturating_sub(served.opened), floor);
             let (sent, received) = (micros(served.opened), micros(now));
             served.offset = (sent.saturating_add(received) / 2).wrapping_sub(hello.clock) as i64;
             served.member = Some(number);

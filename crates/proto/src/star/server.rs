@@ -353,12 +353,11 @@ impl Server {
 
     fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges) {
         let Some(link) = self.roster.link_of(sender) else { return };
-        let liveness = self.config.liveness;
         let began = self.roster.on_link(link, |served| {
             if served.upload.is_some() {
                 return None;
             }
-            served.upload = Some(Liveness::new(now, liveness));
+            served.upload = Some(Liveness::new(now, served.session.silence));
             served.count_anew();
             Some(served.session.ordered)
         });

@@ -18,6 +18,7 @@ mod node;
 mod order;
 mod partial;
 mod repair;
+mod round_trips;
 mod rounds;
 mod sessions;
 mod staging;

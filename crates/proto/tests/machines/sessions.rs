@@ -9,7 +9,7 @@ use crate::common::party::ServerParty;
 use crate::common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, ClientMachine, LinkId, ServerMachine, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
-use thalweg_wire::{Dtype, Layout, LayoutHash, TensorSpec};
+use thalweg_wire::{limits, Dtype, Layout, LayoutHash, TensorSpec};
 
 /// A server's machine without clients; the test sends the messages.
 struct Bare {
@@ -116,13 +116,13 @@ fn whoever_does_not_say_who_it_is_goes_in_time_whatever_liveness_is() {
     let mut server = Bare::new(&Setup { liveness: 3600 * SECOND, ..Setup::default() });
     server.connect(1);
     assert!(!server.party.machine.is_member(1));
-    for _ in 0..19 {
+    for _ in 1..limits::GREET.as_secs() {
         server.now += SECOND;
         server.party.machine.progress(server.now, 1, 1 << 20);
         server.party.machine.timeout(server.now);
         assert!(server.actions().is_empty());
     }
-    assert_eq!(server.party.machine.poll_timeout(), Some(20 * SECOND));
+    assert_eq!(server.party.machine.poll_timeout(), Some(limits::GREET));
     server.now += SECOND;
     server.party.machine.timeout(server.now);
     assert_eq!(refusal(&server.actions(), 1).0, Refusal::Liveness);
@@ -254,7 +254,7 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     let mut server = Bare::new(&Setup::default());
     let hashes = "its model has layout 0000000000000bad, and the one here";
     differing(&mut server, 1, "silent");
-    server.now += 20 * SECOND;
+    server.now += limits::GREET;
     server.party.machine.timeout(server.now);
     let actions = server.actions();
     assert!(refusal(&actions, 1).1.starts_with(hashes));

@@ -10,7 +10,7 @@ use thalweg_proto::{ClientAction, ClientMachine, Failure, Span, Time};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport, UpdateId};
 use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::text::check_name;
-use thalweg_wire::{Ranges, Tolerance};
+use thalweg_wire::{limits, Ranges, Tolerance};
 use tokio::sync::{watch, Notify};
 
 use super::hub::Lent;
@@ -23,6 +23,8 @@ use crate::{lock, random, registry, ClientOptions, Error, Kind};
 
 /// How long the farewell may take, and how long the tasks may then take to end.
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Least time of an attempt to connect, in milliseconds, however short the client's timeout is.
+const LEAST_ATTEMPT_MS: u64 = 1_000;
 const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The part of a dialling driver that depends on its machine: actions, parcels and sinks.
@@ -91,7 +93,10 @@ impl DialOptions {
         let token =
             options.token.as_deref().map(|text| pki::Token::of(text, role, name)).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
-        let (options, started) = (options.transport, Instant::now());
+        // Without an answer, an attempt says so before the client gives up.
+        let limit = limits::attempt(crate::options::seconds(options.timeout)).as_millis() as u64;
+        let connect_timeout_ms = options.transport.connect_timeout_ms.min(limit.max(LEAST_ATTEMPT_MS));
+        let (options, started) = (Options { connect_timeout_ms, ..options.transport }, Instant::now());
         let (name, expects) = (name.into(), None);
         Ok(Self { address, transport, options, token, role, name, expects, instance, started })
     }

@@ -83,12 +83,11 @@ impl Server {
 
     fn send_to(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
         let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
-        let liveness = self.config.liveness;
         for &link in &links {
             self.roster.on_link(link, |served| {
                 served.own = Some(Model { round, since: now, out: Outgoing::pushed() });
                 served.count_anew();
-                served.download = Some(Liveness::new(now, liveness));
+                served.download = Some(Liveness::new(now, served.session.silence));
             });
         }
         if !links.is_empty() {

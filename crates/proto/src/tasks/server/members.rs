@@ -296,13 +296,13 @@ impl TaskServer {
         let stage = |number: &u32| Some(self.tasks.get(number)?.parts.get(&sender)?.stage);
         let sending = member.own.given.iter().any(|number| stage(number) == Some(Stage::Sending));
         let returning = !member.own.returning.is_empty();
-        let liveness = self.config.liveness;
-        let watched = |wanted: bool, live: &mut Option<Liveness>| match (wanted, live.is_some()) {
-            (true, false) => *live = Some(Liveness::new(now, liveness)),
-            (false, true) => *live = None,
-            _ => {}
-        };
         self.roster.on_link(link, |served| {
+            let silence = served.session.silence;
+            let watched = |wanted: bool, live: &mut Option<Liveness>| match (wanted, live.is_some()) {
+                (true, false) => *live = Some(Liveness::new(now, silence)),
+                (false, true) => *live = None,
+                _ => {}
+            };
             watched(sending, &mut served.download);
             watched(returning, &mut served.upload);
         });

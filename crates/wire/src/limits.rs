@@ -1,0 +1,69 @@
+//! How long peers wait for each other: one rule for all machines and transports, in round trips of the path.
+//!
+//! A peer counts as gone after a number of round trips without a sign of it, and not before a floor that the
+//! job sets ([`silence`]). Before the path is measured, its round trip may be up to [`LONGEST_ROUND_TRIP`].
+//! A peer that answers late is slow, not gone.
+
+use std::time::Duration;
+
+/// The longest round trip of a path that is not measured yet.
+pub const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(20);
+/// Round trips of an attempt to connect: TCP's, TLS's, that of the transport's own first words, and one for a
+/// packet that is lost.
+const CONNECTING: u32 = 4;
+/// Round trips from a link until a peer is let in: the challenge and the answer, and one for a lost packet.
+const GREETING: u32 = 2;
+/// Round trips without a sign of a peer after which it counts as gone. It answers within one, and says
+/// something of its own accord in each; the others are for lost packets and a busy peer.
+const SILENT: u32 = 4;
+
+/// Maximum time of one attempt to connect, handshake included.
+pub const CONNECT: Duration = trips(CONNECTING);
+/// Maximum time from a link until the peer says who it is, and until it answers that.
+pub const GREET: Duration = trips(GREETING);
+/// Maximum time from a peer's first packet until it has proved who it is.
+pub const ADMISSION: Duration = trips(CONNECTING + GREETING);
+
+const fn trips(count: u32) -> Duration {
+    Duration::from_secs(LONGEST_ROUND_TRIP.as_secs() * count as u64)
+}
+
+/// How long a peer may give no sign before it counts as gone: `floor`, or more on a path with a long
+/// `round_trip`.
+pub fn silence(floor: Duration, round_trip: Duration) -> Duration {
+    floor.max(round_trip.saturating_mul(SILENT))
+}
+
+/// Maximum time of one attempt to connect by an end that gives up after `timeout` anyway. It leaves a part of
+/// that for saying why the attempt failed.
+pub fn attempt(timeout: Duration) -> Duration {
+    CONNECT.min(timeout.saturating_mul(3) / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_follows_the_path_above_the_floor() {
+        let floor = Duration::from_secs(10);
+        for (micros, seconds) in [(0, 10), (10, 10), (2_500_000, 10), (10_000_000, 40), (20_000_000, 80)] {
+            assert_eq!(silence(floor, Duration::from_micros(micros)), Duration::from_secs(seconds));
+        }
+        assert_eq!(silence(floor, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn an_attempt_ends_before_the_whole_timeout() {
+        assert_eq!(attempt(Duration::from_secs(60)), Duration::from_secs(45));
+        assert_eq!(attempt(Duration::MAX), CONNECT);
+        assert_eq!(attempt(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn every_limit_allows_the_round_trips_that_it_is_for() {
+        assert!(
+            CONNECT >= 3 * LONGEST_ROUND_TRIP && GREET > LONGEST_ROUND_TRIP && ADMISSION >= CONNECT + GREET
+        );
+    }
+}
