@@ -39,6 +39,9 @@ MIXING: Final[Mapping[str, str]] = {
 }
 # Graphs whose nodes all have the same degree. There the paper's weights do not depend on how many models arrive.
 REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
+# Seconds for which a client of a run on this machine tries to be let in. An emulated path may have a round trip of
+# 20 s; connecting and greeting take six of them (crates/wire/src/limits.rs).
+JOINING: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def client_options(
     ``congestion`` is the client's own congestion control, if it has one.
     """
     options = _options(plan, trust, emulate, client=True, congestion=congestion)
-    return cast("CoreOptions", {**options, "token": trust.token, "seed": seed})
+    return cast("CoreOptions", {**options, "token": trust.token, "seed": seed, "timeout": JOINING})
 
 
 def node_options(
