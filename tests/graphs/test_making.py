@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import networkx
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as some
@@ -124,3 +127,27 @@ def test_a_dynamic_graph_is_drawn_anew_each_iteration_and_the_same_for_all() -> 
     assert mine.at(7).is_mutual
     assert len(mine.links.edges) == 45
     assert mine.period is None
+
+
+@pytest.mark.parametrize("nodes", range(3, 40))
+def test_graphs_made_without_networkx_are_those_of_networkx(nodes: int) -> None:
+    others = {
+        "ring": networkx.cycle_graph(nodes),
+        "star": networkx.star_graph(nodes - 1),
+        "full": networkx.complete_graph(nodes),
+        "exponential": networkx.circulant_graph(nodes, [2**power for power in range((nodes - 1).bit_length())]),
+    }
+    for word, graph in others.items():
+        assert edges_of(make(parse(word), nodes, 0)) == edges_of(graph), word
+
+
+@pytest.mark.parametrize(("nodes", "rows"), [(4, 2), (6, 2), (9, 3), (12, 3), (16, 4), (35, 5)])
+def test_a_torus_is_that_of_networkx(nodes: int, rows: int) -> None:
+    columns = nodes // rows
+    grid = networkx.grid_2d_graph(rows, columns, periodic=True)
+    numbered = networkx.relabel_nodes(grid, {(row, at): row * columns + at for row, at in grid})
+    assert edges_of(make(parse("torus"), nodes, 0)) == edges_of(numbered)
+
+
+def edges_of(graph: Any) -> set[frozenset[int]]:
+    return {frozenset(edge) for edge in graph.edges}
