@@ -44,7 +44,10 @@ def hint(*packages: str) -> str:
 
 
 def require(what: str, *packages: str) -> None:
-    """Raise PackageError if one of these packages of ``EXTRAS`` is missing. ``what`` needs them: "thalweg bench"."""
+    """Raise PackageError if one of these packages of ``EXTRAS`` is missing.
+
+    ``what`` names the feature that needs them, for the message: ``"thalweg bench"``.
+    """
     missing = [package for package in packages if not has(package)]
     if missing:
         raise lacking(what, *missing)

@@ -139,7 +139,10 @@ Proxy.__abstractmethods__ = frozenset()
 
 @pytest.mark.parametrize("kind", [FedAvgM, FedAdam, FedAdagrad, FedYogi])
 def test_steps_are_those_of_flowers_strategy(kind: Any) -> None:
-    """Flower's v begins as 0 and its FedAdam corrects the rate, other than the paper: the test undoes both."""
+    """Two differences from the paper are undone here.
+
+    Flower starts the second moment v at 0 (paper: tau squared), and its FedAdam has Adam's bias correction.
+    """
     core, name = arena_of(start()), kind.__name__.lower()
     models = driven(step_of(name, core, server_learning_rate=0.5), core, updates(7, start()))
     initial = ndarrays_to_parameters(start())

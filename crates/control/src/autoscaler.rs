@@ -143,7 +143,7 @@ impl Autoscaler {
         self.instances(area, time)
     }
 
-    /// The integral of the requests under way over a window, in requests times nanoseconds, and the window's
+    /// The integral of the requests in flight over a window, in requests times nanoseconds, and the window's
     /// length. Their quotient is the average.
     fn under_way(&self, now: Time, window: Duration) -> (u128, u128) {
         let start = now.saturating_sub(window);

@@ -27,7 +27,7 @@ pub type Bytes = (u64, u64);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum Request {
-    /// Wait at most so many seconds until the node's clients are connected, and say which are.
+    /// Wait at most `seconds` until the node's clients are connected. The answer says which are.
     Wait {
         /// Seconds.
         seconds: f64,
@@ -38,7 +38,7 @@ pub enum Request {
         round: u32,
         /// The round's configuration, for the clients' application.
         config: String,
-        /// Whether the node keeps the model of the last round. Then none comes with the request.
+        /// Whether the node already has the last round's model. The request then carries no model.
         kept: bool,
         /// The clients that take part, by node; `None`: all.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -44,7 +44,7 @@ class Step(ServerStep):
         self._controls = [np.zeros_like(self._tensors[CONTROL + name]) for name in self._names]
 
     def before(self) -> None:
-        """Keep the model, and put the control variate beside it."""
+        """Copy the model before the round, and write the server's control variate to the arena."""
         super().before()
         for name, control in zip(self._names, self._controls, strict=True):
             self._tensors[CONTROL + name][...] = control

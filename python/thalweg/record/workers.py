@@ -1,4 +1,4 @@
-"""What the workers of each node of a tree have done, in ``workers.jsonl``: a line a round and node.
+"""What the workers of each node of a tree have done, in ``workers.jsonl``: one line for each round and node.
 
 A line has the number of the round, the node's name, counters since the job began, and the plans that the node has made
 since the line before (``thalweg.trees.counters``). It is written when the round is over, so a plan that was made during

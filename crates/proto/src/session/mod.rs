@@ -42,7 +42,8 @@ pub(crate) struct Session {
     /// sent before it is still on its way.
     pub ordered: bool,
     pub live: Liveness,
-    /// How long the peer may make no progress: the job's liveness, or more on a path with a long round trip.
+    /// Time without progress after which the peer is gone: the job's liveness, or four round trips of the path if that is
+    /// longer.
     pub silence: Time,
     /// When the last ping was sent.
     pinged: Time,

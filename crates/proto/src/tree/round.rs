@@ -421,7 +421,8 @@ impl TreeRound {
         }
     }
 
-    /// All clients that a node counts have proved that they were there, but for `unproven`.
+    /// Reports the result of [`TreeStep::Prove`] for a part: each client that the node counted has proved that it took
+    /// part, except `unproven`. The machine then accepts or drops the part.
     pub fn proven(&mut self, now: Time, part: usize, unproven: Option<&str>) {
         if self.parts.get(part).is_some_and(|part| matches!(part.stage, Stage::Proving(_))) {
             self.accept(part, unproven);

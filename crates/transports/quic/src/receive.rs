@@ -116,7 +116,8 @@ impl Intake {
         }
     }
 
-    /// The message that has arrived, if all chunks that were sent before it have arrived too, or never will.
+    /// Takes the next message, but only after all chunks that were sent before it have ended. Once the connection is lost, it
+    /// does not wait for them.
     fn take_message(&mut self) -> Option<Bytes> {
         let missing = self.lanes.iter().find(|lane| !matches!(lane.part, Part::End));
         let first_missing = missing.map_or(self.opened, |lane| lane.index);

@@ -38,7 +38,7 @@ pub enum Does {
     Refuses,
     /// Not at all: it works for ever.
     Nothing,
-    /// As the test does with [`TaskWorld::respond`].
+    /// The test answers for the member, by [`TaskWorld::respond`].
     Acts,
 }
 
