@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thalweg.cli import app
+from thalweg.transports import forwarding
 
 HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
 COMMANDS = (
@@ -230,6 +231,12 @@ def test_a_near_end_gives_a_silent_peer_no_longer_than_its_timeout() -> None:
     assert (code, error["kind"]) == (1, "timeout")
     assert "did not answer within 200 ms" in error["cause"]
     assert error["hint"] == "check the address and the firewall, or raise the timeout"
+
+
+@pytest.mark.parametrize(("timeout", "milliseconds"), [(0.0, 10_000), (0.2, 200), (10.0, 10_000), (30.0, 30_000)])
+def test_an_attempt_of_a_near_end_takes_no_longer_than_its_timeout(timeout: float, milliseconds: int) -> None:
+    settings = forwarding.near_end(":0", "tcp://127.0.0.1:1", "anna", {"transport": {}}, timeout=timeout)
+    assert settings["transport"] == {"connect_timeout_ms": milliseconds}
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,44 @@ def test_what_cannot_be_renewed_stays(folder: Path) -> None:
     assert (folder / "ca.crt").read_text() == before
 
 
+def test_only_certificates_of_the_authority_are_renewed(folder: Path, tmp_path: Path) -> None:
+    pki.init(tmp_path / "other", ["evil.example"], 30)
+    (tmp_path / "other" / "server.crt").replace(folder / "server.crt")
+    with pytest.raises(PlanError, match="not a certificate of this authority"):
+        pki.renew(folder, "server", 5)
+    assert list(pki.Certificate.read(folder / "server.crt").hosts) == ["evil.example"]
+
+
+def test_parties_that_are_revoked_at_the_same_time_are_all_on_the_list(folder: Path) -> None:
+    names = [f"client-{number}" for number in range(40)]
+    threads = [threading.Thread(target=pki.revoke, args=(folder, name, "client")) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(pki.revoked(folder)) == {("client", name) for name in names}
+    assert not list(folder.glob(".*"))
+
+
+def test_a_line_without_its_end_stays_a_line(folder: Path) -> None:
+    (folder / pki.REVOKED).write_text("client anna")
+    pki.revoke(folder, "bob", "client")
+    assert set(pki.revoked(folder)) == {("client", "anna"), ("client", "bob")}
+
+
+def test_a_list_is_read_as_far_as_servers_read_it_and_no_longer(folder: Path) -> None:
+    line = f"client {'a' * 100}\n"
+    path = folder / pki.REVOKED
+    path.write_text(line * ((3 << 20) // len(line)) + "client anna\n")
+    assert ("client", "anna") in pki.revoked(folder)
+    path.write_text(line * (pki.LARGEST_LIST // len(line)))
+    with pytest.raises(PlanError, match="would have more than"):
+        pki.revoke(folder, "b" * 100, "client")
+    path.write_text(line * (pki.LARGEST_LIST // len(line) + 1))
+    with pytest.raises(PlanError, match="has more than"):
+        pki.revoked(folder)
+
+
 def test_a_party_is_revoked_in_one_role(folder: Path) -> None:
     path = pki.revoke(folder, "anna", "client")
     pki.revoke(folder, "berta", "tree-node")

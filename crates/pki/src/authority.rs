@@ -8,6 +8,9 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
+use ring::signature::{UnparsedPublicKey, ECDSA_P256_SHA256_ASN1};
+use x509_parser::pem::parse_x509_pem;
+
 use crate::{curve, PkiError, Role};
 
 /// Longest validity of a certificate in days: a hundred years.
@@ -121,6 +124,19 @@ impl Authority {
         let curve = if serves { self.curve.as_str() } else { "" };
         Ok(Identity { certificate, key: key.serialize_pem() + curve })
     }
+
+    /// Whether this authority has signed the first certificate of a PEM text. Its validity does not matter.
+    ///
+    /// # Errors
+    /// [`PkiError::Unreadable`] if the text begins with no certificate.
+    pub fn has_signed(&self, certificate_pem: &str) -> Result<bool, PkiError> {
+        let unreadable = |e: String| PkiError::Unreadable(e);
+        let (_, pem) = parse_x509_pem(certificate_pem.as_bytes()).map_err(|e| unreadable(e.to_string()))?;
+        let certificate = pem.parse_x509().map_err(|e| unreadable(e.to_string()))?;
+        let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, self.issuer.key().public_key_raw());
+        let signature = &certificate.signature_value.data;
+        Ok(key.verify(certificate.tbs_certificate.as_ref(), signature).is_ok())
+    }
 }
 
 fn certificate_error(name: &str, cause: impl Into<String>) -> PkiError {
@@ -163,7 +179,6 @@ fn alternative(name: &str, host: &str) -> Result<SanType, PkiError> {
 }
 
 fn public_key_of(certificate_pem: &str) -> Result<Vec<u8>, PkiError> {
-    use x509_parser::pem::parse_x509_pem;
     let bad = |e: String| PkiError::Authority(format!("the certificate does not load: {e}"));
     let (_, pem) = parse_x509_pem(certificate_pem.as_bytes()).map_err(|e| bad(e.to_string()))?;
     let certificate = pem.parse_x509().map_err(|e| bad(e.to_string()))?;
@@ -230,6 +245,16 @@ mod tests {
             assert!(purpose.client_auth && purpose.server_auth);
         });
         assert_eq!(format!("{client:?} {authority:?}"), "Identity(..) Authority(..)");
+    }
+
+    #[test]
+    fn an_authority_knows_what_it_has_signed() {
+        let (own, other) = (Authority::new("job", 10).unwrap(), Authority::new("job", 10).unwrap());
+        let expired = own.issue("anna", &[], -1, Role::Client).unwrap().certificate;
+        assert!(own.has_signed(&expired).unwrap());
+        assert!(!other.has_signed(&expired).unwrap());
+        assert!(own.has_signed(own.certificate_pem()).unwrap());
+        assert!(own.has_signed("anna").is_err());
     }
 
     #[test]

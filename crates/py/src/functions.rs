@@ -83,6 +83,13 @@ pub fn pki_describe(certificate: &str) -> PyResult<String> {
     .to_string())
 }
 
+/// Whether the authority with this certificate and key has signed a certificate.
+#[pyfunction]
+pub fn pki_has_signed(ca_cert: &str, ca_key: &str, certificate: &str) -> PyResult<bool> {
+    let authority = pki::Authority::load(ca_cert, ca_key).map_err(pki_error)?;
+    authority.has_signed(certificate).map_err(pki_error)
+}
+
 /// Returns the names of all kinds of the core's errors.
 #[pyfunction]
 pub fn error_kinds() -> Vec<&'static str> {

@@ -43,9 +43,9 @@ mod _core {
     use crate::forward::Forwarder;
     #[pymodule_export]
     use crate::functions::{
-        build_info, error_kinds, pki_authority, pki_check_forwarded_proof, pki_describe, pki_issue,
-        pki_issuer, pki_roles, pki_secret, pki_token, plain_text, probe_loopback, probe_peer, probe_serve,
-        rdma_devices, transports,
+        build_info, error_kinds, pki_authority, pki_check_forwarded_proof, pki_describe, pki_has_signed,
+        pki_issue, pki_issuer, pki_roles, pki_secret, pki_token, plain_text, probe_loopback, probe_peer,
+        probe_serve, rdma_devices, transports,
     };
     #[pymodule_export]
     use crate::lab::{enter_namespace, Lab};

@@ -106,7 +106,8 @@ def revoke(
 ) -> None:
     """Shut a client or a node out for good: its token and its certificate no longer count.
 
-    Running servers that use the folder cut it off within two seconds. The name cannot be issued again for this role.
+    Running servers that use the folder cut it off within two seconds; clients of a tree's nodes stay. The name cannot
+    be issued again for this role.
     """
     with output(as_json=as_json) as emit:
         from thalweg.transports import pki

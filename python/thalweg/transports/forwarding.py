@@ -21,8 +21,8 @@ from thalweg.wire import Table
 THIS_MACHINE: Final = "127.0.0.1"
 # Maximum size of the message of an answer, in bytes; the core refuses a longer one.
 MOST_MESSAGE: Final = 1 << 20
-# Maximum length of an attempt to connect, in seconds: the core's default. A timeout of 0 is one such attempt.
-LONGEST_ATTEMPT: Final = 10.0
+# Length of the one attempt to connect that a timeout of 0 allows, in seconds.
+ONE_ATTEMPT: Final = 10.0
 
 
 def host_and_port(option: str, text: str) -> str:
@@ -51,8 +51,7 @@ def near_end(listen: str, url: str, name: str, options: Table, *, timeout: float
     ``options`` are the client options for the client ``name``. It tries to connect for ``timeout`` seconds.
     """
     transport = dict(wire.part(options, "transport"))
-    if 0 < timeout < LONGEST_ATTEMPT:
-        transport["connect_timeout_ms"] = max(1, round(1000 * timeout))
+    transport["connect_timeout_ms"] = max(1, round(1000 * (timeout or ONE_ATTEMPT)))
     return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options, "transport": transport}
 
 

@@ -5,11 +5,12 @@ Only their owner can read private files. No file is ever overwritten.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +40,8 @@ LISTENING: Final = ("tree-node", "graph-node")
 # Roles that a server with the pki folder admits, and can shut out.
 REVOCABLE: Final = ("client", "task-member", "tree-node")
 LARGEST_FILE: Final = 1 << 20
+# Servers read a list of at most this size: some 50,000 parties.
+LARGEST_LIST: Final = 4 << 20
 # Names of the authority's own files.
 _OWN: Final = ("ca", "server", "secret", "issuer", REVOKED)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -136,7 +139,7 @@ def renew(folder: Path, name: str, days: int, place: Path | None = None) -> list
     """Replace a party's certificate and key, or those of the server, in ``place`` (``folder``); return the files.
 
     Name, role and hosts stay. Tokens do not expire, so the token stays as it is. Raises PlanError if there is no such
-    certificate, if its name is revoked, or if a file cannot be written; the old ones then stay.
+    certificate of this authority, if its name is revoked, or if a file cannot be written.
     """
     target = place or folder
     paths = [target / f"{name}.crt", target / f"{name}.key"]
@@ -145,14 +148,13 @@ def renew(folder: Path, name: str, days: int, place: Path | None = None) -> list
         raise PlanError(f"{paths[0]} is not a certificate of {name}", "Name a party of `thalweg pki issue`, or server")
     _refuse_revoked(folder, old.role, name)
     authority, key = read(folder / AUTHORITY), read(folder / AUTHORITY_KEY)
+    # Anybody can write a certificate with any role and hosts, so only those of this authority are renewed.
+    if not _core.pki_has_signed(authority, key, read(paths[0])):
+        raise PlanError(f"{paths[0]} is not a certificate of this authority", "Issue one with `thalweg pki issue`")
     made = _core.pki_issue(authority, key, name, list(old.hosts), days, old.role)
-    parts = [path.with_name(f".{path.name}.new") for path in paths]
-    for part, content in zip(parts, made, strict=True):
-        part.unlink(missing_ok=True)
-        _write(part, content, private=part is parts[1])
     # The key first: whoever reads in between finds that the pair does not fit, and not an old certificate.
-    for part, path in reversed(list(zip(parts, paths, strict=True))):
-        part.replace(path)
+    for path, content in reversed(list(zip(paths, made, strict=True))):
+        _replace(path, content, private=path is paths[1])
     return paths
 
 
@@ -189,24 +191,60 @@ def revoke(folder: Path, name: str, role: str) -> Path:
     if not _NAME.fullmatch(name):
         raise PlanError(f"{name!r} cannot be a name", "Name a party of `thalweg pki issue`")
     read(folder / AUTHORITY)
-    _refuse_revoked(folder, role, name)
     path = folder / REVOKED
-    before = read(path) if path.exists() else REVOKED_HEAD
-    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    part = path.with_name(f".{REVOKED}.new")
-    part.unlink(missing_ok=True)
-    # Written anew and renamed, so that no server reads half a line.
-    _write(part, f"{before}{role} {name} {since}\n")
-    part.replace(path)
+    with _locked(folder):
+        _refuse_revoked(folder, role, name)
+        lines = _list(folder) or REVOKED_HEAD
+        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        # An editor may have left out the last newline.
+        lines = f"{lines}{'' if lines.endswith(chr(10)) else chr(10)}{role} {name} {since}\n"
+        if len(lines.encode()) > LARGEST_LIST:
+            raise PlanError(f"{path} would have more than {LARGEST_LIST} bytes", "Make a new authority")
+        _replace(path, lines, private=True)
     return path
 
 
 def revoked(folder: Path) -> dict[tuple[str, str], str]:
     """Return since when each party, by role and name, is revoked. Raises PlanError."""
-    path = folder / REVOKED
-    lines = read(path).splitlines() if path.exists() else []
+    lines = _list(folder).splitlines()
     words = [line.split() for line in lines if line.strip() and not line.startswith("#")]
     return {(one[0], one[1]): " ".join(one[2:]) for one in words if len(one) > 1}
+
+
+def _list(folder: Path) -> str:
+    """Return the list of revoked parties; "" if there is none. Raises PlanError, also if servers would refuse it."""
+    path = folder / REVOKED
+    if not path.exists():
+        return ""
+    lines = read(path, LARGEST_LIST + 1)
+    if len(lines.encode()) > LARGEST_LIST:
+        raise PlanError(f"{path} has more than {LARGEST_LIST} bytes", "Make a new authority")
+    return lines
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let no other command change the list of revoked parties meanwhile. Raises PlanError."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PlanError(f"cannot open {folder}: {error.strerror}", "Name the folder of `thalweg pki init`") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, content: str, *, private: bool) -> None:
+    """Write a file anew and rename it, so that nobody reads half of it. Raises PlanError; the old one then stays."""
+    part = path.with_name(f".{path.name}.new")
+    part.unlink(missing_ok=True)
+    _write(part, content, private=private)
+    try:
+        part.replace(path)
+    except OSError as error:
+        raise PlanError(f"cannot replace {path}: {error.strerror}", "See who may write to its folder") from error
 
 
 def _refuse_revoked(folder: Path, role: str, name: str) -> None:
@@ -215,10 +253,11 @@ def _refuse_revoked(folder: Path, role: str, name: str) -> None:
         raise PlanError(f"{name} was revoked as {role} at {since}", "A name stays revoked: issue another one")
 
 
-def read(path: Path) -> str:
-    """Return the text of one of these files. Raises PlanError if it is not there."""
+def read(path: Path, most: int = LARGEST_FILE) -> str:
+    """Return the text of one of these files, at most ``most`` bytes. Raises PlanError if it is not there."""
     try:
-        content = path.read_bytes()[:LARGEST_FILE].decode()
+        with path.open("rb") as file:
+            content = file.read(most).decode()
     except OSError as error:
         raise PlanError(
             f"cannot read {path}: {error.strerror}", "Make it with `thalweg pki init` and `thalweg pki issue NAME`"

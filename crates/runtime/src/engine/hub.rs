@@ -662,7 +662,6 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     }
 }
 
-/// Performs the machine's actions in order, and tells it the time.
 /// Looks at the list of revoked parties, and cuts off members that have come onto it.
 async fn watch_revocations<P: HubPolicy>(hub: Arc<Hub<P>>, list: Arc<Revocations>) {
     let mut last = String::new();
@@ -670,7 +669,12 @@ async fn watch_revocations<P: HubPolicy>(hub: Arc<Hub<P>>, list: Arc<Revocations
         tokio::time::sleep(LOOK).await;
         let looking = list.clone();
         match tokio::task::spawn_blocking(move || looking.refresh()).await {
-            Ok(Ok(true)) => hub.expel_revoked(&list),
+            Ok(Ok(changed)) => {
+                last.clear();
+                if changed {
+                    hub.expel_revoked(&list);
+                }
+            }
             Ok(Err(cause)) if cause != last => {
                 hub.note(&format!("the list of revoked parties stays as it was: {cause}"));
                 last = cause;
@@ -680,6 +684,7 @@ async fn watch_revocations<P: HubPolicy>(hub: Arc<Hub<P>>, list: Arc<Revocations
     }
 }
 
+/// Performs the machine's actions in order, and tells it the time.
 async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
     loop {
         let (actions, timeout) = hub.machine.with(|machine| {

@@ -156,6 +156,9 @@ impl Admission {
         let config = config::of_server(&self.options, from, &self.crypto)?;
         let lost = |e| trust::explain(ACCEPT, &who, &e);
         let connection = incoming.accept_with(Arc::new(config)).map_err(lost)?.await.map_err(lost)?;
+        if let Some(peer) = &unauthenticated_peer {
+            peer.progressed();
+        }
         let link =
             QuicLink::new(ACCEPT, connection.clone(), None, who.clone(), &self.options, unauthenticated_peer)
                 .await;

@@ -55,12 +55,13 @@ pub(crate) async fn control(
         shared.check(SEND_CONTROL)?;
         let mark = shared.chunks.load(Ordering::Acquire);
         let head = head(mark, &FrameHeader::control(&message).encode());
-        shared.messages.fetch_add(1, Ordering::AcqRel);
         let mut frame = Message { shared, stream, done: false };
         let bytes = (HEAD_BYTES + message.len()) as u64;
         let written = frame.stream.write_all_chunks(&mut [Bytes::copy_from_slice(&head), message]).await;
         frame.done = true;
         written.map_err(|e| failed(shared, SEND_CONTROL, e))?;
+        // Not before: a chunk that waits at the receiver for a message keeps credit that the message may need.
+        shared.messages.fetch_add(1, Ordering::AcqRel);
         shared.sent.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     };
