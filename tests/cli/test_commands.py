@@ -183,7 +183,9 @@ def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
 
 def test_doctor() -> None:
     printed = document("doctor", "--size", "1MiB")
-    assert set(printed) == {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path"}
+    sections = {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path", "certificates"}
+    assert set(printed) == sections
+    assert printed["certificates"] == []
     assert printed["path"]["raw_bytes_per_second"] > 0
     assert printed["path"]["thalweg_bytes_per_second"] > 0
     names = {check["name"] for check in printed["checks"]}
@@ -192,6 +194,7 @@ def test_doctor() -> None:
         "tun",
         "lab",
         "guest",
+        "mappings",
         "sched_fifo",
         "cgroup",
         "stress-ng",
