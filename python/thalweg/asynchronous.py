@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from thalweg import _core
+from thalweg import _core, bounded_json
 from thalweg.algorithms.fedavgm import SGD
 from thalweg.algorithms.fedbuff import Buffer
 from thalweg.algorithms.server_step import ServerStep
@@ -26,7 +26,8 @@ from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import own_tensors
 from thalweg.apps.metrics import returned
 from thalweg.apps.received_config import ReceivedConfig
-from thalweg.errors import PlanError
+from thalweg.apps.values import config_of
+from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.parties import AppClient
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer
@@ -91,8 +92,9 @@ def fedbuff(
     ``round``.
 
     The server holds its model, one sum in float64, and a copy of each version that some member still trains. Nothing is
-    recorded, so nothing can be resumed. Raises PlanError for numbers that cannot be, ModelError, RoundError if a step
-    gives values that are not finite, and CoreError if the server is closed.
+    recorded, so nothing can be resumed. Raises PlanError for numbers or a ``config`` that cannot be, ModelError,
+    CoreError if the server is closed, and RoundError if a step gives values that are not finite, or if no answer of a
+    connected member counts for a version, so that there can be no next one.
     """
     wrong = {
         "versions": versions < 1,
@@ -105,8 +107,9 @@ def fedbuff(
     for name, is_so in wrong.items():
         if is_so:
             raise PlanError(f"{name} is too small", "Give a larger number")
+    plain = bounded_json.read_object(config_of({"round": 1}, config))
     bound = bind(app.model(), own_tensors(app, None))
-    job = _Job(server, bound, dict(config or {}), buffer, deadline=deadline, exponent=staleness, most_stale=most_stale)
+    job = _Job(server, bound, plain, buffer, deadline=deadline, exponent=staleness, most_stale=most_stale)
     rule = (lambda values: SGD(values, learning_rate)) if optimizer is None else (lambda v: TorchRule(v, optimizer))
     step = ServerStep(bound.arena.core, bound.trained, rule)
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None
@@ -139,7 +142,7 @@ class _Job:
         self._changed = threading.Condition()
         self._version, self._model = 0, self._copy()
         self._over = False
-        self._failure: _core.CoreError | None = None
+        self._failure: Exception | None = None
         self._threads: dict[str, threading.Thread] = {}
 
     def _copy(self) -> Tensors:
@@ -170,21 +173,26 @@ class _Job:
         ends = None if self._deadline is None else time.monotonic() + self._deadline
         updates: list[Update] = []
         refused: dict[str, str] = {}
+        waiting: dict[str, str] = {}  # members that get nothing before the next version, each with the reason
         while len(updates) < self._size and not (updates and ends is not None and time.monotonic() >= ends):
             if self._failure is not None:
                 raise self._failure
-            self._begin_members()
+            connected = self._begin_members()
             left = WAIT_SLICE if ends is None or not updates else min(WAIT_SLICE, max(0.0, ends - time.monotonic()))
             try:
                 member, version, reply, update = self._answers.get(timeout=left)
             except queue.Empty:
+                if connected and self._threads.keys() <= waiting.keys() and not (updates and ends is not None):
+                    raise _all_refused(waiting) from None
                 continue
             taken = self._taken(member, version, reply, update)
             if isinstance(taken, Update):
                 updates.append(taken)
             else:
                 refused[member] = taken
-                _log.info("%s: %s", member, taken)
+                _log.warning("%s: %s", member, taken)
+                if version == self._version and not _is_gone(reply):
+                    waiting[member] = taken
         return updates, refused
 
     def _taken(self, member: str, version: int, reply: Reply, update: Arena | None) -> Update | str:
@@ -199,19 +207,21 @@ class _Job:
         kept = metrics if isinstance(metrics, dict) else {}
         return Update(member, stale, self._buffer.add(update, stale), reply.weight, kept)
 
-    def _begin_members(self) -> None:
-        """Start a thread for each connected member that has none."""
-        for member in self._server.members:
-            thread = self._threads.get(member)
-            if thread is None or not thread.is_alive():
+    def _begin_members(self) -> list[str]:
+        """Start a thread for each connected member that has none, and forget those that ended; return the members."""
+        self._threads = {member: thread for member, thread in self._threads.items() if thread.is_alive()}
+        members = self._server.members
+        for member in members:
+            if member not in self._threads:
                 self._threads[member] = threading.Thread(target=self._drive, args=(member,), daemon=True)
                 self._threads[member].start()
+        return members
 
     def _drive(self, member: str) -> None:
-        """Work with a member until it is gone or the job is over. An error of the server ends the job."""
+        """Work with a member until it is gone or the job is over. An exception ends the job."""
         try:
             self._work_with(member)
-        except _core.CoreError as error:
+        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
             self._failure = error
 
     def _work_with(self, member: str) -> None:
@@ -227,7 +237,7 @@ class _Job:
                     if self._is_over():
                         return
                 update = task.mean_tensors().arena if reply.done else None
-            if not self._put((member, version, reply, update)) or reply.state in ("lost", "cancelled"):
+            if not self._put((member, version, reply, update)) or _is_gone(reply):
                 return
             if not reply.done:  # the member gets the next version, and not this one again and again
                 self._wait_for_newer(version)
@@ -265,6 +275,19 @@ class _Job:
             self._changed.notify_all()
         for thread in self._threads.values():
             thread.join()
+
+
+def _is_gone(reply: Reply) -> bool:
+    """Return whether the member gets no further model for now."""
+    return reply.state in ("lost", "cancelled")
+
+
+def _all_refused(reasons: Mapping[str, str]) -> RoundError:
+    named = "; ".join(f"{member}: {reason}" for member, reason in sorted(reasons.items()))
+    return RoundError(
+        f"the answers of all {len(reasons)} members do not count, so no further version can come: {named}",
+        "See to what the reasons name, and start again",
+    )
 
 
 def fedbuff_client(client: TaskClient, app: Any, *, data: Any) -> int:

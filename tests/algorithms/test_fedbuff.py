@@ -14,7 +14,7 @@ import torch
 import thalweg
 from thalweg import _core
 from thalweg.algorithms.fedbuff import Buffer, staleness_weight
-from thalweg.errors import PlanError
+from thalweg.errors import PlanError, RoundError
 from thalweg.tensors.arena import Arena
 
 LIMIT = 60.0
@@ -175,7 +175,8 @@ def test_after_a_deadline_a_step_takes_what_there_is(server: thalweg.TaskServer,
 def test_what_cannot_be_used_is_named_and_changes_nothing(server: thalweg.TaskServer, members: Members) -> None:
     members.add("failing", Failing())
     members.add("diverging", Diverging())
-    assert server.wait(2, LIMIT) == 2
+    members.add("good", Steps(1.0))
+    assert server.wait(3, LIMIT) == 3
     seen = thalweg.fedbuff(server, Steps(), MANY, buffer=3, data=())
     found: set[str] = set()
 
@@ -184,13 +185,78 @@ def test_what_cannot_be_used_is_named_and_changes_nothing(server: thalweg.TaskSe
         return len(found) == 2
 
     versions, thread = taken(seen, both)
-    members.add("good", Steps(1.0))
     thread.join(LIMIT)
     refused = {name: why for version in versions for name, why in version.refused.items()}
     assert "ValueError: no more memory" in refused["failing"]
     assert 'tensor "w", element 1 (row-major), is NaN' in refused["diverging"]
     assert {update.member for version in versions for update in version.updates} == {"good"}
     assert np.isfinite(versions[-1].metrics["w"])
+
+
+def raised(seen: Iterator[thalweg.Version]) -> BaseException:
+    """Return what the next version raises, and fail if it comes or hangs."""
+    found: list[BaseException | thalweg.Version] = []
+
+    def take() -> None:
+        try:
+            found.append(next(seen))
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            found.append(error)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    (one,) = found
+    assert isinstance(one, BaseException)
+    return one
+
+
+@pytest.mark.parametrize("deadline", [None, 0.05])
+def test_a_job_ends_if_no_answer_counts(
+    server: thalweg.TaskServer, members: Members, deadline: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    members.add("failing", Failing())
+    members.add("diverging", Diverging())
+    assert server.wait(2, LIMIT) == 2
+    error = raised(thalweg.fedbuff(server, Steps(), MANY, buffer=3, deadline=deadline))
+    assert isinstance(error, RoundError)
+    assert "ValueError: no more memory" in str(error)
+    assert 'tensor "w", element 1 (row-major), is NaN' in str(error)
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any("failing: " in text for text in warned)
+
+
+def test_an_exception_in_a_members_thread_reaches_the_caller(
+    server: thalweg.TaskServer, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.add("good", Steps())
+    assert server.wait(1, LIMIT) == 1
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of a thread")
+
+    monkeypatch.setattr(server, "send", fail)
+    assert isinstance(raised(thalweg.fedbuff(server, Steps(), MANY, buffer=1)), ZeroDivisionError)
+
+
+@pytest.mark.parametrize("config", [{"rate": float("nan")}, {"rate": object()}, {"round": 3}])
+def test_a_config_that_cannot_be_sent_is_refused_at_once(server: thalweg.TaskServer, config: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="config"):
+        thalweg.fedbuff(server, Steps(), 1, buffer=1, config=config)
+
+
+def test_threads_of_members_that_are_gone_are_forgotten(server: thalweg.TaskServer, members: Members) -> None:
+    members.add("stays", Steps())
+    seen = thalweg.fedbuff(server, Steps(), MANY, buffer=1)
+    next(seen)
+    job = seen.gi_frame.f_locals["self"]  # type: ignore[attr-defined]
+    members.add("goes", Steps())
+    assert any(version.updates[0].member == "goes" for version in seen)
+    assert set(vars(job)["_threads"]) == {"stays", "goes"}
+    members.clients["goes"].close()
+    assert any("goes" in version.refused for version in seen)
+    assert any(set(vars(job)["_threads"]) == {"stays"} for _ in zip(range(1000), seen, strict=False))
+    seen.close()  # type: ignore[attr-defined]
 
 
 def test_members_come_and_go(server: thalweg.TaskServer, members: Members) -> None:
