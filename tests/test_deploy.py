@@ -148,6 +148,36 @@ def test_the_image_is_not_run_by_root() -> None:
     assert "HEALTHCHECK" in text
 
 
+def test_the_image_has_the_folder_of_each_volume() -> None:
+    """Docker makes a folder that the image lacks for root, and a new volume takes over the owner of the folder."""
+    compose = (DEPLOY / "docker" / "compose.yaml").read_text()
+    folders = re.findall(r"^ +- (?![./])\w+:(/\S+)$", compose, re.MULTILINE)
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    assert folders
+    assert re.findall(r"install -d -o thalweg -g thalweg (.+)$", text, re.MULTILINE) == [" ".join(folders)]
+
+
+def test_the_chart_reads_the_job_that_the_alerts_name() -> None:
+    alerts = (DEPLOY / "prometheus" / "alerts.yaml").read_text()
+    monitor = (CHART / "templates" / "servicemonitor.yaml").read_text()
+    labels = (CHART / "templates" / "_helpers.tpl").read_text()
+    (label,) = re.findall(r"^  jobLabel: (\S+)$", monitor, re.MULTILINE)
+    (job,) = re.findall(rf"^{label}: (\S+)$", labels, re.MULTILINE)
+    assert set(re.findall(r'job="(\w+)"', alerts)) == {job}
+
+
+def test_the_charts_secret_is_made_of_files_that_a_new_pki_has(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    folder = tmp_path / "pki"
+    done = CliRunner().invoke(program, ["pki", "init", "--host", "server", "--dir", str(folder)])
+    assert done.exit_code == 0, done.output
+    (command,) = re.findall(r"generic thalweg-pki((?:.*\\\n)*.*)", (CHART / "values.yaml").read_text())
+    files = re.findall(r"--from-file=pki/(\S+)", command)
+    assert files
+    assert [name for name in files if not (folder / name).exists()] == []
+
+
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 @pytest.mark.parametrize("values", VALUES)
 def test_helm_takes_the_chart(values: str, tmp_path: Path) -> None:
