@@ -16,12 +16,16 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.conftest import Start, start
-from thalweg.record import Record
+from tests.outcomes import outcome_of
+from thalweg.record import Record, entry
+from thalweg.trackers import Run
 
 __all__ = ["start"]
 pytestmark = pytest.mark.e2e
 FLOWER: Final = Path(__file__).parents[1] / "flower" / "apps"
 ROUNDS: Final = 3
+# More spans than OpenTelemetry lets wait.
+SPANS: Final = 5000
 APP: Final = """
 import numpy as np
 
@@ -151,6 +155,42 @@ def test_a_resumed_job_goes_on_in_the_same_run(start: Start, app: str, tmp_path:
     assert again.path.name == record.path.name
     series = events(tmp_path / "boards" / record.path.name)
     assert list(series["clients/error"]) == [1, 2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's use of SQLAlchemy
+def test_mlflow_takes_any_name_of_a_clients_metric(tmp_path: Path) -> None:
+    for package in ("mlflow", "sqlalchemy"):
+        needs(package)
+    from mlflow.tracking import MlflowClient
+
+    from thalweg.trackers.mlflow import Mlflow
+
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    names = {"..": "_", ".": "_", "": "_", "a//b": "a__b", "/a": "_a", "../x": "__x", "a/.": "a_.", "é": "_"}
+    for at, (given, kept) in enumerate(names.items()):
+        tracker = Mlflow(store)
+        tracker.begin(Run(f"run-{at}", {}))
+        part = {"client": "c", "samples": 1, "metrics": {given: 1.0}, "state": "whole"}
+        tracker.round(entry(outcome_of(round=1, participants=[part]), {}, None))
+        tracker.end("complete")
+        client = MlflowClient(tracking_uri=store)
+        (run,) = client.search_runs(["1"], filter_string=f"tags.`thalweg.record` = 'run-{at}'")
+        assert f"clients/{kept}" in run.data.metrics, given
+
+
+def test_a_round_of_many_spans_is_sent_whole() -> None:
+    needs("opentelemetry.exporter.otlp")
+    from thalweg.trackers.otlp import Otlp
+
+    transfer = {"direction": "up", "bytes": 1, "receive_start": 1.0, "receive_end": 2.0}
+    transfers = [{**transfer, "client": f"c{at}"} for at in range(SPANS)]
+    whole: Any = {**entry(outcome_of(round=1), {}, None), "transfers": transfers}
+    with collector() as (url, spans):
+        tracker = Otlp(url)
+        tracker.begin(Run("run", {}, began=0.0))
+        tracker.round(whole)
+        tracker.end("complete")
+    assert len(spans) == SPANS + 1
 
 
 def in_mlflow(path: Path, name: str) -> Series:

@@ -17,7 +17,8 @@ from thalweg.trackers.figures import figures
 # Limits of MLflow: parameters in a call and in a value, and the characters of a metric's name.
 _PARAMETERS: Final = 100
 _LONGEST: Final = 6000
-_UNNAMED: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
+# What the part of a metric's name after the first "/" cannot have: MLflow takes names for paths, and refuses "..".
+_UNNAMED: Final = re.compile(r"^\.+|[^A-Za-z0-9_\-. ]")
 _STATUS: Final = {"complete": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 
 
@@ -45,11 +46,15 @@ class Mlflow:
 
     def round(self, entry: Entry) -> None:
         now = int(time.time() * 1000)
-        metrics = [
-            Metric(_UNNAMED.sub("_", name), value, now, entry["round"]) for name, value in figures(entry).items()
-        ]
+        metrics = [Metric(_name_of(name), value, now, entry["round"]) for name, value in figures(entry).items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def end(self, status: str) -> None:
         self._client.log_batch(self._id, tags=[RunTag("thalweg.status", status)])
         self._client.set_terminated(self._id, _STATUS.get(status, "FAILED"))
+
+
+def _name_of(figure: str) -> str:
+    """Return a figure's name as MLflow takes it: a client may call its metric anything."""
+    kind, _, name = figure.partition("/")
+    return f"{kind}/{_UNNAMED.sub('_', name) or '_'}"

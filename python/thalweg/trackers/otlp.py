@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -22,6 +23,8 @@ from thalweg.trackers import PROJECT, Run
 
 # The path of traces below a collector's address (OTLP specification, "OTLP/HTTP request").
 TRACES = "/v1/traces"
+# Spans that wait to be sent. Beyond OpenTelemetry's own limit, 2048, it drops spans and does not count them.
+_WAITING: Final = 1000
 
 
 class _Counting:
@@ -54,7 +57,8 @@ class Otlp:
     def begin(self, run: Run) -> None:
         resource = Resource.create({"service.name": PROJECT, "thalweg.record": run.name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=2 * _WAITING))
+        self._added = 0
         self._tracer = self._provider.get_tracer("thalweg")
         self._began = run.began
 
@@ -70,12 +74,21 @@ class Otlp:
         for span in inner:
             self._add(span, within)
         root.end(self._at(whole.end))
+        self._count()
 
     def _add(self, span: Span, within: Context) -> None:
         facts = {**span.facts, "thalweg.party": span.party}
         name = f"{span.party}: {span.what}"
         one = self._tracer.start_span(name, within, start_time=self._at(span.start), attributes=facts)
         one.end(self._at(span.end))
+        self._count()
+
+    def _count(self) -> None:
+        """Send what waits if many spans were added since the last time."""
+        self._added += 1
+        if self._added >= _WAITING:
+            self._added = 0
+            self._provider.force_flush()
 
     def _at(self, seconds: float) -> int:
         """Return a time on the run's clock as nanoseconds since 1970."""
