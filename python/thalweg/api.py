@@ -147,11 +147,15 @@ class Server:
         self._intake, self._attendance = Intake(), Attendance()
         self._step: ServerStep | None = None
         self._algorithm: Table | None = None
+        # What ``learn_by`` has chosen last: name, settings and optimizer.
+        self._chosen: tuple[str, Mapping[str, float | bool | None], MakeOptimizer | None] | None = None
         self._test: Any = None
         self._recording: Recording | None = None
         if record is not None or resume is not None:
             self._recording = self._record(plan, listen, None if resume is None else Path(resume))
         self.number = 0 if self._recording is None else self._recording.done
+        # The optimizer's state of a resumed record, until ``learn_by`` takes it.
+        self._resumed = None if self._recording is None else self._recording.record.state
 
     def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
         from thalweg.job.star.record import Recording
@@ -200,10 +204,13 @@ class Server:
     def round(self, config: Mapping[str, object] | None = None) -> Outcome:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
 
-        Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates. Raises
-        CoreError, ModelError if the tensors of ``model`` were replaced by others, and PlanError for a config that
-        ``round_config`` refuses.
+        Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates,
+        whatever ``learn_by`` has chosen before. Raises CoreError, ModelError if the tensors of ``model`` were replaced
+        by others, and PlanError for a config that ``round_config`` refuses, or if the resumed record has the state of
+        an optimizer.
         """
+        if self._step is not None or self._resumed is not None:
+            self.learn_by()
         return self.advance(config).outcome
 
     def round_config(self, config: Mapping[str, object] | None = None) -> str:
@@ -222,9 +229,10 @@ class Server:
     def learn_by(
         self, algorithm: str | Mapping[str, float | bool | str] = "fedavg", *, optimizer: MakeOptimizer | None = None
     ) -> None:
-        """Choose how the next rounds change the model; ``thalweg.rounds`` calls this.
+        """Choose how the next rounds of ``advance`` change the model; ``thalweg.rounds`` calls this.
 
-        ``algorithm`` and ``optimizer`` are as for ``rounds``. If the record was resumed, its optimizer's state goes on.
+        ``algorithm`` and ``optimizer`` are as for ``rounds``. The same ones as before go on with their state; others
+        begin anew. If the record was resumed, its optimizer's state goes on.
         Raises PlanError for what cannot be, RoundError for a state of another optimizer.
         """
         from thalweg.plan import Plan
@@ -234,23 +242,31 @@ class Server:
             raise PlanError("algorithm and optimizer both say how the server changes the model", "Give one of them")
         plan = Plan.of({"algorithm": table, "app": name_of(self.app)}, "the algorithm")
         chosen, settings = algorithms.find(plan.algorithm.name), plan.algorithm_settings
+        if self._chosen == (chosen.name, settings, optimizer):
+            return
         core, names = self.arena.core, self._bound.trained
         if optimizer is None:
-            self._step = chosen.server_step(core, names, settings)
+            step = chosen.server_step(core, names, settings)
         else:
             make = optimizer
-            self._step = ServerStep(core, names, lambda values: TorchRule(values, make))
+            step = ServerStep(core, names, lambda values: TorchRule(values, make))
+        if step is None:
+            self._refuse_state()
+        else:
+            step.load(self._resumed)
+        self._step, self._resumed, self._chosen = step, None, (chosen.name, settings, optimizer)
         self._algorithm = algorithm_table(chosen.name, settings)
-        state = None if self._recording is None else self._recording.record.state
         if self._recording is not None:
-            made_by = None if self._step is None else self._step.name
+            made_by = None if step is None else step.name
+            self._recording.record.state = None
             self._recording.record.note(algorithm={"name": chosen.name, **settings, "optimizer": made_by})
-        if self._step is not None:
-            self._step.load(state)
-        elif state is not None:
+
+    def _refuse_state(self) -> None:
+        """Raise PlanError if the resumed record has an optimizer's state that nothing has taken."""
+        if self._resumed is not None:
             raise PlanError(
                 "the record has the state of an optimizer, and no optimizer is given",
-                "Give the algorithm or the optimizer that the record was made with",
+                "Give the algorithm or the optimizer that the record was made with, by thalweg.rounds or learn_by",
             )
 
     def advance(self, config: Mapping[str, object] | None = None, *, data: Any = None) -> Round:
@@ -258,8 +274,10 @@ class Server:
 
         ``config`` reaches every ``train``. Without ``data`` and ``test_data()`` the server evaluates nothing. If
         clients evaluate their own models, the round's metrics also have the means over clients: ``client_accuracy`` and
-        ``client_loss``. Raises what ``round`` and ``evaluate`` raise, and RecordError.
+        ``client_loss``. The model changes as ``learn_by`` has chosen, by default to the mean. Raises what ``round`` and
+        ``evaluate`` raise, and RecordError.
         """
+        self._refuse_state()
         self._bound.collect("the last round")
         number, text = self.number + 1, self.round_config(config)
         if self._step is not None:
@@ -391,8 +409,10 @@ def fedavg(
 
     Waits for all clients first. With ``data``, or if the app has ``test_data()``, the app evaluates the global model
     after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for a
-    config that cannot be sent (``Server.round_config``), and CoreError of kind ``round`` if too few updates arrive.
+    config that cannot be sent (``Server.round_config``), or if the server's resumed record has the state of an
+    optimizer, and CoreError of kind ``round`` if too few updates arrive.
     """
+    server.learn_by()
     server.round_config(config)
     return _rounds(server, rounds, data, config)
 
@@ -412,7 +432,8 @@ def rounds(
     ``optimizer`` makes any ``torch.optim.Optimizer`` of the list of the model's trained tensors; its gradient is the
     model before the round minus the mean of the clients' models: ``optimizer=lambda tensors: torch.optim.SGD(tensors,
     lr=0.7, momentum=0.9, nesterov=True)``. Tensors that no client trains become their mean. The state of either is in
-    the checkpoint, and a resumed record goes on with it.
+    the checkpoint, and a resumed record goes on with it; so does a later call with the same algorithm and settings, or
+    the same ``optimizer`` object.
 
     Waits for all clients first, evaluates on ``data`` and sends ``config`` as ``fedavg`` does. Raises what ``fedavg``
     raises; also PlanError at once for an algorithm that this job cannot have, and RoundError if a step gives values

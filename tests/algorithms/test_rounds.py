@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +50,41 @@ class Layers(Drift):
         return 1, {}
 
 
-def run(
-    apps: Sequence[Any], rounds: int, *, record: Path | None = None, resume: Path | None = None, **how: Any
-) -> dict[str, Any]:
-    """Run rounds with a client for each app; return the model's tensors as NumPy arrays, and the record's folder."""
-    with thalweg.Server(apps[0], clients=len(apps), record=record, resume=resume) as server:
+class Evaluated(Drift):
+    """Evaluates on the client's test data: the loss says which model that was."""
+
+    def train_data(self) -> Any:
+        return ()
+
+    def test_data(self) -> Any:
+        return ()
+
+
+@contextmanager
+def served(
+    apps: Sequence[Any], *, record: Path | None = None, resume: Path | None = None, evaluate: Any = None
+) -> Iterator[thalweg.Server]:
+    """Yield a server with a client for each app."""
+    with thalweg.Server(apps[0], clients=len(apps), record=record, resume=resume, evaluate=evaluate) as server:
         threads = []
         for place, app in enumerate(apps):
             client = thalweg.Client(app, server.address, name=f"c{place}", data=())
             threads.append(threading.Thread(target=client.run, daemon=True))
             threads[-1].start()
+        yield server
+    for thread in threads:
+        thread.join()
+
+
+def run(
+    apps: Sequence[Any], rounds: int, *, record: Path | None = None, resume: Path | None = None, **how: Any
+) -> dict[str, Any]:
+    """Run rounds with a client for each app; return the model's tensors as NumPy arrays, and the record's folder."""
+    with served(apps, record=record, resume=resume) as server:
         for _ in thalweg.rounds(server, rounds, **how):
             pass
         values = {name: array.copy() for name, array in server.arena.items()}
         values["record"] = server.record
-    for thread in threads:
-        thread.join()
     return values
 
 
@@ -90,6 +110,12 @@ def test_any_optimizer_changes_what_is_trained_alone() -> None:
 def test_fednova_goes_as_far_as_the_mean_number_of_steps() -> None:
     values = run([Drift(1.0, 1, steps=1), Drift(8.0, 3, steps=4)], 1, algorithm="fednova")
     np.testing.assert_allclose(values["w"], (0.25 * 1 + 0.75 * 4) * (0.25 * 1 + 0.75 * 2))
+
+
+def test_clients_evaluate_the_trained_model_and_not_the_update() -> None:
+    with served([Evaluated(8.0, steps=4)], evaluate="clients") as server:
+        (done,) = thalweg.rounds(server, 1, algorithm="fednova")
+    assert done.metrics["client_loss"] == (8.0 - 1.0) ** 2, "the update of 8 / 4 has the loss 1"
 
 
 def test_qfedavg_gives_a_lossier_client_more_weight() -> None:
@@ -129,9 +155,60 @@ def test_a_resumed_record_wants_its_optimizer_again(tmp_path: Path) -> None:
             thalweg.rounds(server, 1, algorithm="fedadam")
 
 
+MOMENTUM: dict[str, Any] = {"name": "fedavgm", "server_momentum": 0.5}
+
+
+def by_sgd(tensors: Any) -> Any:
+    return torch.optim.SGD(tensors, lr=1.0, momentum=0.5)
+
+
+@pytest.mark.parametrize("how", [{"algorithm": MOMENTUM}, {"optimizer": by_sgd}], ids=["fedavgm", "SGD"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_second_call_goes_on_with_the_state(tmp_path: Path, how: dict[str, Any], *, resumed: bool) -> None:
+    whole = run([Drift()], 4, **how)
+    record = run([Drift()], 1, record=tmp_path, **how)["record"] if resumed else None
+    with served([Drift()], resume=record) as server:
+        for rounds in (1, 2) if resumed else (2, 2):
+            assert len(list(thalweg.rounds(server, rounds, **how))) == rounds
+        np.testing.assert_array_equal(server.arena["w"], whole["w"])
+
+
+def test_other_settings_begin_anew() -> None:
+    with served([Drift()]) as server:
+        list(thalweg.rounds(server, 2, algorithm=MOMENTUM))
+        before = server.arena["w"].copy()
+        list(thalweg.rounds(server, 1, algorithm={**MOMENTUM, "server_learning_rate": 0.5}))
+        np.testing.assert_allclose(server.arena["w"] - before, 0.5)
+
+
+@pytest.mark.parametrize("mean", [lambda server: list(thalweg.fedavg(server, 1)), lambda server: server.round()])
+def test_fedavg_and_a_single_round_take_the_mean_after_an_algorithm(mean: Any) -> None:
+    with served([Drift()]) as server:
+        list(thalweg.rounds(server, 2, algorithm=MOMENTUM))
+        before = server.arena["w"].copy()
+        mean(server)
+        np.testing.assert_allclose(server.arena["w"] - before, 1.0)
+
+
+@pytest.mark.parametrize(
+    "go_on", [lambda server: thalweg.fedavg(server, 1), lambda server: server.round(), lambda server: server.advance()]
+)
+def test_no_call_drops_the_state_of_a_resumed_record(tmp_path: Path, go_on: Any) -> None:
+    record = run([Drift()], 1, record=tmp_path, algorithm="fedyogi")["record"]
+    with thalweg.Server(Drift(), clients=1, resume=record) as server:
+        for _ in range(2):
+            with pytest.raises(PlanError, match="the record has the state of an optimizer, and no optimizer is given"):
+                go_on(server)
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
+        ({"algorithm": {"name": "fednova", "nesterov": True}}, "algorithm.server_momentum is 0"),
+        (
+            {"algorithm": {"name": "fedavgm", "server_momentum": 0.0, "nesterov": True}},
+            "algorithm.server_momentum is 0",
+        ),
         ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'"),
         ({"algorithm": "dpsgd"}, "dpsgd needs a graph"),
         ({"algorithm": "fedprox"}, "add mu times the distance to its gradients in train"),

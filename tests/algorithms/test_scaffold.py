@@ -116,6 +116,13 @@ def test_rounds_are_those_of_the_paper(taking_part: list[list[int]], monkeypatch
     assert farthest > 1e-4, "the corrections are far larger than the tolerance"
 
 
+def test_a_tensor_without_a_shape_has_a_correction_of_no_shape() -> None:
+    arena = Arena(_core.Arena(_core.Layout([("w", "F32", []), (f"{CONTROL}w", "F32", [])])))
+    correction = Control(arena, ["w"]).corrections()["w"]
+    assert isinstance(correction, np.ndarray)
+    assert correction.shape == ()
+
+
 def test_control_variates_begin_as_0_and_sum_to_the_servers() -> None:
     core = _core.Arena(_core.Layout([("w", "F64", [2]), (f"{CONTROL}w", "F64", [2])]))
     arena = Arena(core)

@@ -15,9 +15,10 @@ from flwr.server.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi, QFedAvg
 from numpy.typing import NDArray
 
 from thalweg import _core, algorithms
-from thalweg.algorithms import fednova
+from thalweg.algorithms import fednova, qfedavg
 from thalweg.algorithms.client_step import Received
-from thalweg.algorithms.server_step import ServerStep
+from thalweg.algorithms.scaffold import CONTROL
+from thalweg.algorithms.server_step import ServerStep, Values
 from thalweg.algorithms.torch_rule import TorchRule
 from thalweg.errors import MetricsError, PlanError, RoundError
 from thalweg.outcome.core import Participant
@@ -298,6 +299,46 @@ def makers() -> list[tuple[str, Callable[[_core.Arena], ServerStep]]]:
         (name, partial(step_of, name)) for name in ("fedavgm", "fedadam", "fedadagrad", "fedyogi")
     ]
     return [*named, *((name, partial(torch_step, make=make)) for name, make in OPTIMIZERS)]
+
+
+def rules() -> list[tuple[str, Callable[[_core.Arena], ServerStep]]]:
+    """Return each algorithm that changes the mean at the server of known and own apps, and each optimizer."""
+
+    def named(name: str, core: _core.Arena) -> ServerStep:
+        algorithm = algorithms.find(name)
+        step = algorithm.server_step(core, ["w"], algorithm.chosen({"lipschitz": 1.0}))
+        assert step is not None
+        return step
+
+    known = [name for name, one in algorithms.ALGORITHMS.items() if one.rule is not None]
+    of_torch = [
+        (name, lambda core, m=make: ServerStep(core, ["w"], lambda v: TorchRule(v, m))) for name, make in OPTIMIZERS
+    ]
+    return [*((name, partial(named, name)) for name in known), *of_torch]
+
+
+@pytest.mark.parametrize(("name", "make"), rules())
+def test_a_tensor_of_one_number_without_a_shape_is_trained(
+    name: str, make: Callable[[_core.Arena], ServerStep]
+) -> None:
+    def moved(shape: list[int]) -> Values:
+        core = _core.Arena(_core.Layout([("w", "F32", shape), (f"{CONTROL}w", "F32", shape)]))
+        tensors, step = Arena(core), make(core)
+        reported = {fednova.NORM: 2.0, qfedavg.STEP: 3.0}
+        for _ in range(2):
+            step.before()
+            tensors["w"][...] += 0.5
+            step.after([participant("c0", 3, reported)])
+        return tensors["w"].reshape(())
+
+    assert moved([]) != 0, name
+    np.testing.assert_allclose(moved([]), moved([1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "q"), [(1e300, 2.0), (0.0, 40.0)])
+def test_a_weight_that_is_no_positive_number_is_refused(loss: float, q: float) -> None:
+    with pytest.raises(MetricsError, match="the update's weight is"):
+        round_of("qfedavg", {"q": q, "lipschitz": 1.0}, [(1, three(5)[0][1], {"loss": loss})])
 
 
 @pytest.mark.parametrize(("name", "make"), makers())

@@ -104,6 +104,9 @@ class Trained:
     def evaluation(self, config: Any) -> dict[str, Any]:
         return {}
 
+    def finish(self, samples: float, metrics: Any) -> tuple[float, Any]:
+        return samples, metrics
+
 
 def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
     import torch

@@ -11,9 +11,10 @@ import pytest
 from thalweg import _core
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
-from thalweg.job.common.parties import Described, Payload, bytes_of, round_config, server_party
+from thalweg.job.common.parties import AppClient, Described, Payload, bytes_of, round_config, server_party
 from thalweg.models import PayloadSpec
 from thalweg.plan import Plan
+from thalweg.tensors.binding import attach
 
 DIGITS: dict[str, Any] = {"job": {"clients": 2, "seed": 3}, "model": {"name": "lenet"}, "data": {"name": "digits"}}
 
@@ -77,6 +78,31 @@ def test_what_the_server_says_is_enough_to_train() -> None:
     assert bytes(bytes_of(arena)) != before, "training happens in the arena"
     assert bytes(bytes_of(server.arena)) == before
     assert set(server.evaluate()) >= {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [({"name": "qfedavg"}, "algorithm.lipschitz has no value"), ({"name": "qfedavg", "lipschitz": 1.0}, None)],
+)
+def test_settings_that_the_server_leaves_out_are_the_defaults(algorithm: dict[str, Any], words: str | None) -> None:
+    arena = _core.Arena(_core.Layout([("w", "F64", [2])]))
+
+    class App:
+        def evaluate(self, model: Any, data: Any) -> dict[str, float]:
+            return {"loss": 4.0}
+
+        def train(self, model: Any, data: Any, config: Any) -> tuple[int, dict[str, float]]:
+            model["w"] += 1.0
+            return 7, {}
+
+    client = AppClient(App(), attach({"w": np.zeros(2)}, arena), ())
+    config = ReceivedConfig({"algorithm": algorithm})
+    if words is not None:
+        with pytest.raises(PlanError, match=words):
+            client.train(config)
+        return
+    weight, _ = client.finish(*client.train(config))
+    assert weight == pytest.approx(4.0**0.2)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Final
 
 from thalweg.algorithms import fedavgm
@@ -47,9 +47,17 @@ class Fair:
 
     def after(self, samples: float, metrics: Mapping[str, object]) -> tuple[float, Mapping[str, object]]:
         del samples
-        weight = self._loss**self._q
-        square = self._lipschitz**2 * self._received.square()
-        h = self._q * self._loss ** (self._q - 1) * square + self._lipschitz * weight
+        try:
+            weight = self._loss**self._q
+            square = self._lipschitz**2 * self._received.square()
+            h = self._q * self._loss ** (self._q - 1) * square + self._lipschitz * weight
+        except OverflowError:
+            weight = h = inf
+        if not (0 < weight < inf and 0 < h < inf):
+            raise MetricsError(
+                f"the update's weight is {weight:g} and its h is {h:g}, of loss {self._loss:g} with q = {self._q:g}",
+                "Lower algorithm.q, so that the loss to this power is a positive finite number",
+            )
         return weight, {**metrics, LOSS: self._loss, STEP: h}
 
 

@@ -69,7 +69,7 @@ class Control:
         """Copy the received model; return by name what is added to each gradient: c - c_i."""
         self._start = [self._arena[name].copy() for name in self._names]
         pairs = zip(self._names, self._own, strict=True)
-        return {name: self._arena[CONTROL + name] - own for name, own in pairs}
+        return {name: np.asarray(self._arena[CONTROL + name] - own) for name, own in pairs}
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Put the change of c_i beside the trained model: c_i <- c_i - c + (x - y) / (steps times learning rate)."""

@@ -76,7 +76,7 @@ class ServerStep:
         needs. The arena then still has the mean.
         """
         gradients = [
-            values - self._arena[name].astype(values.dtype)
+            np.asarray(values - self._arena[name].astype(values.dtype))  # NumPy makes a number of an array of shape ()
             for values, name in zip(self._values, self._names, strict=True)
         ]
         if self._scale is not None:

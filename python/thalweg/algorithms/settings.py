@@ -13,7 +13,7 @@ Settings: TypeAlias = Mapping[str, "float | bool | None"]
 
 def of(settings: Settings, key: str) -> float:
     """Return a setting. Raises PlanError if it has no value."""
-    value = settings[key]
+    value = settings.get(key)
     if value is None:
         raise PlanError(f"algorithm.{key} has no value", f"Give algorithm.{key}")
     return float(value)

@@ -207,6 +207,11 @@ def _algorithm(plan: Plan) -> None:
             f"{plan.training.momentum:g}",
             "Set training.momentum = 0",
         )
+    if plan.algorithm_settings.get("nesterov") and not plan.algorithm_settings.get("server_momentum"):
+        raise PlanError(
+            "algorithm.nesterov says which momentum the server has, and algorithm.server_momentum is 0",
+            "Give algorithm.server_momentum, for example 0.9, or remove algorithm.nesterov",
+        )
     if plan.algorithm_settings.get("lipschitz", 1.0) is None:
         raise PlanError(
             f"the algorithm {chosen.name} has to know how fast gradients change, and an app has its own learning rate",

@@ -122,6 +122,10 @@ class ThreadLimited:
         """Evaluate with the number of threads that the training before had."""
         return self._party.evaluation(config)
 
+    def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
+        """Make the update of what was trained."""
+        return self._party.finish(samples, metrics)
+
 
 def limit(threads: int) -> None:
     """Set the number of PyTorch's threads, if this process has imported PyTorch."""

@@ -52,10 +52,17 @@ class Trainer(Protocol):
 
 
 class ClientParty(Trainer, Protocol):
-    """What a client does in a round: it trains, and may evaluate."""
+    """What a client does in a round: it trains, may evaluate, and makes the update of what it trained."""
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
         """Return the app's metrics of the model just trained, or nothing unless the server's ``config`` asks for it."""
+
+    def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
+        """Make the update of the trained model in the arena, as the algorithm has it; return its weight and metrics.
+
+        ``samples`` and ``metrics`` are what ``train`` returned. Call it after ``evaluation``: the arena may then hold
+        something else than the trained model.
+        """
 
 
 class ServerParty(Protocol):
@@ -119,6 +126,9 @@ class Payload:
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
         return {}
+
+    def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
+        return samples, metrics
 
 
 def evaluators(chosen: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
@@ -198,16 +208,17 @@ class AppClient:
         self._test: Any = None
         self._bound, self._watch = bound, Watch(bound, note)
         self._control: scaffold.Control | None = None
+        self._step: ClientStep | None = None
 
     def train(self, config: ReceivedConfig) -> tuple[float, Metrics]:
-        """Train the model in the arena; return the update's weight and metrics, both as the algorithm has them.
+        """Train the model in the arena; return the update's weight and metrics.
 
         Raises ModelError if the trained values cannot be copied back into the arena, and MetricsError if the app does
         not report what the algorithm needs.
         """
-        step = self._step(config)
-        if step is not None:
-            step.before()
+        self._step = self._step_of(config)
+        if self._step is not None:
+            self._step.before()
         self._correct(config)
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, config.round)
@@ -217,7 +228,11 @@ class AppClient:
         if self._control is not None:
             self._control.finish(metrics)
             return 1.0, metrics
-        return (samples, metrics) if step is None else step.after(samples, metrics)
+        return samples, metrics
+
+    def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
+        """Do the client's part of the algorithm after the training. Raises MetricsError."""
+        return (samples, metrics) if self._step is None else self._step.after(samples, metrics)
 
     def _correct(self, config: ReceivedConfig) -> None:
         """Give a known app the corrections of its gradients, if the algorithm has them."""
@@ -227,10 +242,11 @@ class AppClient:
             self._control = scaffold.Control(self._bound.arena, self._bound.trained)
         self._app.corrections = self._control.corrections()
 
-    def _step(self, config: ReceivedConfig) -> ClientStep | None:
+    def _step_of(self, config: ReceivedConfig) -> ClientStep | None:
         """Return the client's part of the job's algorithm; None if it has none. Raises PlanError for a wrong config."""
         name, settings = config.algorithm
-        make = algorithms.find(name).client
+        algorithm = algorithms.find(name)
+        make = algorithm.client
         if make is None:
             return None
 
@@ -239,7 +255,7 @@ class AppClient:
                 lambda model: apps.ask(lambda: dict(self._app.evaluate(model, self._data)), "evaluate()")
             )
 
-        return make(settings, Received(self._bound.arena, list(self._bound.trained)), measure)
+        return make(algorithm.chosen(settings), Received(self._bound.arena, list(self._bound.trained)), measure)
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
         """Evaluate the trained model on the app's test data, if the config says ``evaluate``; else return nothing.

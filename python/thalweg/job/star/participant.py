@@ -49,7 +49,9 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submis
         started = time.perf_counter()
         samples, metrics = party.train(config)
         usage = _usage(client, time.perf_counter() - started)
-        text = offered(metrics, usage.table(), party.evaluation(config))
+        evaluation = party.evaluation(config)  # of the trained model, before the algorithm makes its update of it
+        samples, metrics = party.finish(samples, metrics)
+        text = offered(metrics, usage.table(), evaluation)
         status = _submit(client, number, samples, text, note)
         rounds.append(Submission(number, samples, status))
         note(f"round {number}: {samples} samples, {status}")
