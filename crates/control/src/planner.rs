@@ -20,6 +20,8 @@ pub struct Sample {
     pub folded: u32,
     /// Sum of the times of these updates, each from its arrival until it was folded.
     pub taken: Duration,
+    /// Updates that wait or are being folded now, those that arrived before the last plan included.
+    pub waiting: u32,
 }
 
 impl Sample {
@@ -36,17 +38,24 @@ impl Sample {
         self.taken.as_secs_f64() / f64::from(self.folded.max(1))
     }
 
+    /// Whether nothing was there to measure: no update arrived, was folded or waits, and no round ran.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The queue, k * E: by Little's law the average number of updates that wait or are folded, while there are
-    /// any. If none has been folded, all that arrived are waiting.
+    /// any. It is at least the number that waits now: k is 0 if all of them arrived before the last plan. If none
+    /// has been folded, all that arrived are waiting.
     pub fn queue(&self) -> Load {
+        let waiting = u64::from(self.waiting) * UPDATE;
         if self.folded == 0 || self.busy.is_zero() {
-            return u64::from(self.arrivals) * UPDATE;
+            return waiting.max(u64::from(self.arrivals) * UPDATE);
         }
         let updates = u128::from(UPDATE) * u128::from(self.arrivals);
         let times = updates.saturating_mul(self.taken.as_nanos());
         // Each divisor is at least 1.
         let queue = times / self.busy.as_nanos() / u128::from(self.folded);
-        Load::try_from(queue).unwrap_or(Load::MAX)
+        Load::try_from(queue).unwrap_or(Load::MAX).max(waiting)
     }
 }
 
@@ -85,12 +94,19 @@ pub struct Planner {
     needs: Vec<u32>,
     leaves: u32,
     number: u64,
+    has_middle: bool,
 }
 
 impl Planner {
     /// A planner that has made no plan.
     pub fn new(config: Config) -> Self {
-        Self { config, estimate: None, needs: Vec::new(), leaves: 0, number: 0 }
+        Self { config, estimate: None, needs: Vec::new(), leaves: 0, number: 0, has_middle: true }
+    }
+
+    /// From now on plans have a middle only if `has_middle`: without one the node adds up the leaves' sums.
+    #[must_use]
+    pub fn with_middle(self, has_middle: bool) -> Self {
+        Self { has_middle, ..self }
     }
 
     /// Time between two plans: a node must not plan without pause.
@@ -123,7 +139,7 @@ impl Planner {
         let (plan, reason) = decide(now, &State { nodes: vec![node], clients, planned: None }, &self.config);
         let (before, mut middle, mut estimate) = (self.leaves, false, queue);
         for tree in plan.trees {
-            (self.needs, middle, estimate) = (tree.needs, tree.middle, tree.estimate);
+            (self.needs, middle, estimate) = (tree.needs, tree.middle && self.has_middle, tree.estimate);
             self.leaves = tree.leaves.max(1); // the next update needs one
         }
         self.estimate = Some(estimate);
@@ -138,7 +154,7 @@ impl Planner {
             before,
             leaves: self.leaves,
             middle,
-            reasons: reason.0.iter().filter_map(about_workers).collect(),
+            reasons: reason.0.iter().filter_map(|because| about_workers(because, middle)).collect(),
         }
     }
 }
@@ -147,8 +163,9 @@ fn in_updates(load: Load) -> f64 {
     load as f64 / UPDATE as f64
 }
 
-/// The words of a reason that is about a node's workers, without the node's number, which is always 0 here.
-fn about_workers(because: &Because) -> Option<String> {
+/// The words of a reason that is about a node's workers, without the node's number, which is always 0 here, and
+/// without the middle if there is none.
+fn about_workers(because: &Because, has_middle: bool) -> Option<String> {
     match because {
         Because::Single { .. }
         | Because::Leaves { .. }
@@ -158,7 +175,10 @@ fn about_workers(because: &Because) -> Option<String> {
         | Because::Fixed { .. } => {}
         _ => return None,
     }
-    let text = because.to_string();
+    let mut text = because.to_string();
+    if !has_middle {
+        text = text.replacen(" and a middle", "", 1);
+    }
     Some(text.strip_prefix("node 0: ").unwrap_or(&text).to_owned())
 }
 
@@ -174,7 +194,7 @@ mod tests {
     /// Updates that take so long each that this many are there on average.
     fn load(updates: u32) -> Sample {
         let busy = Duration::from_secs(10);
-        Sample { arrivals: 100, busy, folded: 100, taken: busy * updates }
+        Sample { arrivals: 100, busy, folded: 100, taken: busy * updates, waiting: 0 }
     }
 
     fn leaves(planner: &mut Planner, loads: impl IntoIterator<Item = u32>) -> Vec<u32> {
@@ -189,9 +209,25 @@ mod tests {
         assert_eq!((sample.rate(), sample.seconds(), sample.queue()), (10.0, 0.6, 6 * UPDATE));
         assert_eq!(Sample::default().queue(), 0);
         assert_eq!(Sample { arrivals: 3, ..Sample::default() }.queue(), 3 * UPDATE, "none is folded yet");
-        let most =
-            Sample { arrivals: u32::MAX, busy: Duration::from_nanos(1), folded: 1, taken: Duration::MAX };
+        let busy = Duration::from_nanos(1);
+        let most = Sample { arrivals: u32::MAX, busy, folded: 1, taken: Duration::MAX, waiting: 0 };
         assert_eq!(most.queue(), Load::MAX);
+    }
+
+    #[test]
+    fn updates_that_still_wait_are_in_the_queue() {
+        let late = Sample { arrivals: 0, waiting: 7, ..load(2) };
+        assert_eq!((late.rate(), late.queue()), (0.0, 7 * UPDATE), "they arrived before the last plan");
+        assert_eq!(Sample { folded: 0, ..late }.queue(), 7 * UPDATE);
+        assert_eq!(Sample { waiting: 1, ..load(2) }.queue(), 2 * UPDATE, "the average is more");
+        assert!(Sample::default().is_empty() && !late.is_empty());
+    }
+
+    #[test]
+    fn without_a_middle_no_plan_names_one() {
+        let first = planner().with_middle(false).first(Duration::ZERO, 6);
+        assert_eq!((first.leaves, first.middle), (3, false));
+        assert_eq!(first.reasons, ["3 leaves, for a smoothed queue of 6 (now 6) at 2 a leaf"]);
     }
 
     #[test]

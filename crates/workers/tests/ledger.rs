@@ -385,6 +385,39 @@ fn what_cannot_be_is_a_lie() {
     assert_eq!(ledger.committed(0, task, base(1)), Ok(()));
 }
 
+fn dies_too_often(ledger: &mut Ledger, worker: usize) {
+    while ledger.is_wanted(worker) {
+        ledger.died(worker);
+    }
+}
+
+/// The outcome of the round, once it is closed.
+fn closed(ledger: &mut Ledger) -> Option<bool> {
+    let actions: Vec<Action> = std::iter::from_fn(|| ledger.poll_action()).collect();
+    actions.iter().find_map(|a| if let Action::Closed(bases) = a { Some(bases.is_ok()) } else { None })
+}
+
+#[test]
+fn a_leaf_without_work_that_only_dies_fails_no_round_that_others_can_end() {
+    let mut ledger = Ledger::new(2, Split::Clients, 2);
+    ledger.started(0, 0);
+    dies_too_often(&mut ledger, 1);
+    for one in 0..2 {
+        assert_eq!(ledger.add(name(one), 1.0), one);
+    }
+    let task = *tasks(&mut ledger).last().unwrap();
+    (0..2).for_each(|one| ledger.folded(0, task, one, key(one)).unwrap());
+    ledger.close();
+    ledger.committed(0, task, Base { slot: 0, head: head() }).unwrap();
+    assert_eq!(closed(&mut ledger), Some(true));
+    // The first leaf has to commit in each round.
+    ledger.begin();
+    dies_too_often(&mut ledger, 0);
+    assert_eq!(closed(&mut ledger), None);
+    ledger.close();
+    assert_eq!(closed(&mut ledger), Some(false));
+}
+
 #[test]
 fn a_worker_that_only_dies_fails_the_round_and_not_the_next() {
     let mut ledger = started();

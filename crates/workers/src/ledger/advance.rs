@@ -1,7 +1,7 @@
 //! The steps that follow from the ledger's state: which updates to give to workers, when to commit, what to
 //! release.
 
-use super::{Action, Ledger, Order, Update};
+use super::{Action, Ledger, Order, Update, MOST_DEATHS};
 
 impl Ledger {
     pub(super) fn drop_update(&mut self, sequence: u32, outcome: Result<(), String>) {
@@ -42,11 +42,23 @@ impl Ledger {
         update.is_given && update.workers.iter().all(|&worker| self.workers[worker].has(sequence))
     }
 
-    /// Takes every step that the current state allows.
+    /// Takes every step that the current state allows. Fails the round if no step can end it.
     pub(super) fn advance(&mut self) {
-        if self.failed.is_some() {
-            return;
+        if self.failed.is_none() {
+            self.take_steps();
+            self.fail_if_stuck();
         }
+    }
+
+    /// Fails the round if a worker has work and is not started again.
+    pub(super) fn fail_if_stuck(&mut self) {
+        let is_stuck = |&worker: &usize| !self.is_wanted(worker) && self.has_work(worker);
+        if let Some(worker) = (0..self.workers.len()).find(is_stuck) {
+            self.fail(format!("worker {worker} died {MOST_DEATHS} times without having folded anything"));
+        }
+    }
+
+    fn take_steps(&mut self) {
         loop {
             self.finish_updates();
             if !self.is_commit_due {

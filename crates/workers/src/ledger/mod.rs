@@ -29,7 +29,7 @@ pub use middle::Middle;
 pub use words::{Action, Base, Lie, Order, Split};
 
 /// If a worker dies more often than this without folding an update or committing in between, it is not
-/// started again in this round.
+/// started again in this round. The round fails if it has work.
 const MOST_DEATHS: u32 = 32;
 
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl Ledger {
                 let load = |&worker: &usize| {
                     let own = self.updates.values().filter(|update| update.workers == [worker]);
                     let is_away = self.prefers_running && !self.workers[worker].is_alive;
-                    (is_away, own.count(), self.workers[worker].assigned)
+                    (!self.is_wanted(worker), is_away, own.count(), self.workers[worker].assigned)
                 };
                 (0..self.active).min_by_key(load).into_iter().collect()
             }
@@ -229,9 +229,7 @@ impl Ledger {
     pub fn died(&mut self, worker: usize) {
         self.left(worker);
         self.workers[worker].deaths += 1;
-        if !self.is_wanted(worker) {
-            self.fail(format!("worker {worker} died {MOST_DEATHS} times without having folded anything"));
-        }
+        self.fail_if_stuck();
     }
 
     /// Processes a worker's report that it has added an update to its sums.

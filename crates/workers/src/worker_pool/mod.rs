@@ -149,10 +149,11 @@ impl WorkerPool {
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
         let count = setups.len();
-        let (planning, first) = config.plans.as_ref().map(Planning::new).unzip();
+        let mut ledger = Ledger::new(count, config.split, config.reserve).with_middle(config.middle);
+        let plans = config.plans.as_ref();
+        let (planning, first) = plans.map(|plans| Planning::new(plans, ledger.has_middle())).unzip();
         let mut decided = Decided::default();
         first.into_iter().for_each(|first| decided.keep(first));
-        let mut ledger = Ledger::new(count, config.split, config.reserve).with_middle(config.middle);
         if let Some(planning) = &planning {
             ledger.set_active(planning.leaves());
             if config.start == Start::Always {
@@ -284,7 +285,8 @@ impl WorkerPool {
         }
     }
 
-    /// Makes the next plan now. The plans at regular times go on. Nothing happens if nothing is planned.
+    /// Makes the next plan now. The plans at regular times go on. Nothing happens if nothing is planned, or if
+    /// nothing was measured since the last plan.
     pub fn plan(&self) {
         self.shared.plan(&mut self.shared.lock());
     }

@@ -60,9 +60,9 @@ impl Decided {
 }
 
 impl Planning {
-    /// Makes the first plan.
-    pub fn new(plans: &Plans) -> (Self, Decision) {
-        let mut planner = Planner::new(plans.config.clone());
+    /// Makes the first plan. `has_middle`: whether a worker may add up the leaves' sums.
+    pub fn new(plans: &Plans, has_middle: bool) -> (Self, Decision) {
+        let mut planner = Planner::new(plans.config.clone()).with_middle(has_middle);
         let first = planner.first(Duration::ZERO, plans.updates);
         let mut planning = Self {
             planner,
@@ -111,15 +111,21 @@ impl Planning {
         self.sample.busy += self.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());
     }
 
-    fn plan(&mut self) -> Decision {
+    /// Makes the next plan, for `waiting` updates that are not folded yet. `None`: nothing was measured since the
+    /// last, as between two rounds, so the plan stays.
+    fn plan(&mut self, waiting: usize) -> Option<Decision> {
         if let Some(since) = self.busy_since {
             self.sample.busy += since.elapsed();
             self.busy_since = Some(Instant::now());
         }
+        self.sample.waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+        if self.sample.is_empty() {
+            return None;
+        }
         let sample = std::mem::take(&mut self.sample);
         let decision = self.planner.next(self.since.elapsed(), &sample);
         self.follow(&decision);
-        decision
+        Some(decision)
     }
 }
 
@@ -144,7 +150,8 @@ impl Shared {
     /// Makes a plan and carries it out: further updates go to the planned leaves alone.
     pub(super) fn plan(&self, state: &mut State) {
         let Some(planning) = &mut state.planning else { return };
-        let decision = planning.plan();
+        let waiting = state.jobs.values().filter(|job| job.arrived.is_some()).count();
+        let Some(decision) = planning.plan(waiting) else { return };
         state.ledger.set_active(planning.leaves());
         state.decided.keep(decision);
         state.retire_unplanned(self.config.middle);

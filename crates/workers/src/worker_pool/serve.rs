@@ -47,14 +47,22 @@ impl Shared {
         }
     }
 
-    /// Fails the round because no process could be started. Waits for the next round before it tries again.
+    /// Fails the round because no process could be started, and waits for the next round. A planned worker that
+    /// has no work fails no round: it waits for work, the next plan or the next round.
     fn give_up(&self, worker: usize, round: u32, error: &io::Error) {
         let mut state = self.lock();
         state.died_at[worker] = None;
-        state.ledger.fail(format!("no worker could be started: {error}"));
-        self.act(state);
-        let mut state = self.lock();
+        let decided = state.decided.count();
+        let fails = state.planning.is_none() || state.ledger.has_work(worker);
+        if fails {
+            state.ledger.fail(format!("no worker could be started: {error}"));
+            self.act(state);
+            state = self.lock();
+        }
         while !state.is_stopping && state.ledger.round() == round {
+            if !fails && (state.ledger.has_work(worker) || state.decided.count() != decided) {
+                return;
+            }
             state = self.wait(state);
         }
     }
