@@ -170,8 +170,10 @@ def kill_the_first() -> None:
         os.close(end)
 
 
-def job(workers: Mapping[str, object], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
-    """Run a job; return the last model and the workers' report."""
+def job(
+    workers: Mapping[str, object], *, kills: bool = False, leaves: int = 0, **options: Any
+) -> tuple[bytes, dict[str, Any] | None]:
+    """Run a job; return the last model and the workers' report. ``leaves`` run before the first round begins."""
     own, member = (
         {"token": trust.token, "transport": {"tls": trust.tls}}
         for trust in local_trust(SecuritySection(tls="off"), URL)
@@ -198,6 +200,8 @@ def job(workers: Mapping[str, object], *, kills: bool = False, **options: Any) -
     try:
         if kills:
             kill_the_first()
+        while leaves and json.loads(server.tree() or "")["created"]["leaf"] < leaves:
+            time.sleep(0.01)
         for number in range(1, ROUNDS + 1):
             outcome = json.loads(server.round(number, "{}", None))
             assert outcome["complete"]
@@ -445,7 +449,8 @@ def test_leaves_are_planned_while_a_job_runs_and_a_middle_adds_up_their_sums(
 ) -> None:
     tree = {"split": "clients", "workers": 3, "inputs": 1, "reuse": reuse, "routes": routes}
     options = live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree, "job": {"clients": CLIENTS}}))
-    model, work = job(options)
+    # A leaf that does not run yet gets no updates if others do; then there is no middle.
+    model, work = job(options, leaves=3)
     assert model == star
     assert work is not None
     first = work["decisions"]["latest"][0]
