@@ -22,7 +22,7 @@ from thalweg.job.common.session import session
 from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.local_nodes import Orders
 from thalweg.job.tree.root import Tree
-from thalweg.job.tree.rounds import Done
+from thalweg.job.tree.rounds import Done, RoundPlan, RunningRound
 from thalweg.plan import Plan
 from thalweg.plan.options import CoreOptions
 from thalweg.transports.links import Trust
@@ -452,9 +452,12 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
             return False
 
         made.tree.recovery.restart = restart
+        assert set(made.tree.worker_counters()) == set(PLACED)
         made.round(1)
         assert counted(made.round(2)) == {"a", "b", "d", "e"}
         assert set(asked) == {"node-2"}
+        assert set(made.tree.worker_counters()) == {"node-1", "node-3"}
+        assert json.loads(made.tree.tree() or "")["workers"] == 3, "what it did still counts"
 
 
 def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,6 +595,38 @@ def test_others_are_drawn_in_place_of_clients_whose_node_is_lost() -> None:
         outcome = made.round(3)
         assert (len(counted(outcome)), outcome["complete"]) == (2, True)
         assert made.bits() == mean(3, sorted(counted(outcome)))
+
+
+def test_a_round_learns_that_a_clients_process_has_ended_though_its_nodes_are_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[set[str]] = []
+
+    class Machine:
+        def __init__(self, *_: object) -> None:
+            """Take what a round is told at first."""
+
+        def update(self, _now: float, _table: str, ended: set[str]) -> None:
+            told.append(set(ended))
+
+    model = _core.Arena(layout())
+    options: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
+    monkeypatch.setattr(_core, "TreeRound", Machine)
+    own: CoreOptions = {"token": TOKEN, "grace": 0.2, "transport": {}, "tree": True}
+    tree = Tree(model, URL, Placed({"node-1": ["a", "b"]}, []), options, own, top="sharded")
+    plan = RoundPlan(number=1, config="{}", top="sharded", enough=1, draw=None, placed=True, proofs=False)
+    try:
+        running = RunningRound(tree, tree._server, model, 1, plan=plan, top={})
+        running._update()
+        assert told == [set()], "nothing is new"
+        # The node does not say yet that the client is gone.
+        monkeypatch.setattr(tree, "_ask_all", lambda *_: None)
+        tree.forget("a", "killed")
+        running._update()
+        running._update()
+        assert told == [set(), {"a"}]
+    finally:
+        tree.close("the test is over")
 
 
 def test_a_round_counts_all_that_there_are_if_these_are_fewer() -> None:

@@ -489,13 +489,12 @@ class Tree:
         return [] if self._closed else [*self._server.notes(), *notes]
 
     def worker_counters(self) -> dict[str, Workers]:
-        """Return the counters of each node's workers, from the node's last answer, by the node's name."""
-        states = {node.name: node.state for node in self._nodes if node.state is not None}
-        return {name: state.tree for name, state in states.items() if state.tree is not None}
+        """Return the counters of workers, from their node's last answer, by the node's name, without lost nodes."""
+        return self._counters_of(self._here())
 
     def tree(self) -> str | None:
         """Return the merged counters of all nodes' workers so far, as JSON."""
-        counters = list(self.worker_counters().values())
+        counters = list(self._counters_of(self._nodes).values())
         used = [NodeClients(node.name, len(node.clients)) for node in self._nodes]
         gateways = {node.name: None if node.state is None else node.state.cpu_seconds for node in self._nodes}
         return wire.encode(workers(counters, used, top=self._kind, cpu_seconds=gateways))
@@ -504,6 +503,10 @@ class Tree:
         """Tell all nodes that the job is over, and stop. Idempotent."""
         self._closed = True
         self._server.close(reason)
+
+    def _counters_of(self, nodes: Sequence[Node]) -> dict[str, Workers]:
+        states = {node.name: node.state for node in nodes if node.state is not None}
+        return {name: state.tree for name, state in states.items() if state.tree is not None}
 
     def _here(self) -> list[Node]:
         return [node for node in self._nodes if node.loss is None]

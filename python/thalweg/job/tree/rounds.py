@@ -190,7 +190,8 @@ class RunningRound:
         self._top = _core.Top(model, wire.encode(top)) if plan.top == "dedicated" else None
         self._table = root.table()
         self._round = _core.TreeRound(time.monotonic(), model.layout, wire.encode(plan), self._table)
-        self._round.update(time.monotonic(), self._table, root.ended())
+        self._ended = root.ended()
+        self._round.update(time.monotonic(), self._table, self._ended)
         # The request and its number, by the number of its task.
         self._tasks: dict[int, tuple[int, Request[Any]]] = {}
         self._reports: dict[tuple[int, str], answers.Round] = {}
@@ -240,10 +241,10 @@ class RunningRound:
             self._take(ask, request, requests.reply_of(reply))
 
     def _update(self) -> None:
-        table = self._root.table()
-        if table != self._table:
-            self._table = table
-            self._round.update(time.monotonic(), table, self._root.ended())
+        table, ended = self._root.table(), self._root.ended()
+        if (table, ended) != (self._table, self._ended):
+            self._table, self._ended = table, ended
+            self._round.update(time.monotonic(), table, ended)
 
     def _take(self, ask: int, request: Request[Any], reply: requests.Reply) -> None:
         """Hand a node's answer to the round, or the reason why there is none."""
