@@ -96,6 +96,13 @@ def test_what_was_planned_is_shown(tmp_path: Path) -> None:
         "  plan 2 at 4.0 s: 3 leaves become 2, for a queue of 2 updates, 3.5 smoothed (8 a second, 250 ms each): "
         "2 leaves and a middle, for a smoothed queue of 3.5 (now 2) at 2 a leaf"
     )
+    # The run was killed: nobody writes its journal.
+    (tmp_path / "manifest.json").write_text('{"status": "running"}')
+    for journal in (False, True):
+        if journal:
+            (tmp_path / "journal.jsonl").touch()
+        assert invoke("tree", "watch", str(tmp_path))[:2] == (0, out)
+    (tmp_path / "manifest.json").write_text('{"status": "complete"}')
     printed = json.loads(invoke("tree", "watch", str(tmp_path), "--json")[1])
     assert printed == {"status": "complete", "rounds": [row]}
     code, _, err = invoke("tree", "watch", str(tmp_path / "nowhere"))

@@ -28,6 +28,21 @@ SAMPLE = Queue(
 )  # fmt: skip
 
 
+def test_a_run_goes_on_until_it_ends_or_is_killed(record: RunRecord) -> None:
+    reader = Record(record.path)
+    record.note(status="running")
+    assert reader.is_running
+    record.close()
+    assert reader.manifest["status"] == "running"
+    assert not reader.is_running, "nobody writes it"
+
+
+def test_a_run_that_has_ended_is_not_running(record: RunRecord) -> None:
+    reader = Record(record.path)
+    record.note(status="complete")
+    assert not reader.is_running
+
+
 def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
     for number in (1, 2):
         record.append(round_entry(number))

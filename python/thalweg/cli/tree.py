@@ -100,7 +100,7 @@ def watch(
 ) -> None:
     """Show what a running tree's nodes plan, round by round: leaves, the reasons, and what became of workers.
 
-    It ends with the run. With --json it prints what there is now.
+    It ends with the run, also if the run is killed. With --json it prints what there is now.
     """
     with output(as_json=as_json) as emit:
         from thalweg.record import Record, workers
@@ -118,7 +118,7 @@ def watch(
             if looks:
                 time.sleep(LOOK_SECONDS)
             looks += 1
-            return not once and record.manifest["status"] == "running"
+            return not once and record.is_running
 
         shown = 0
         for row in workers.followed(folder, goes_on):

@@ -49,7 +49,7 @@ from thalweg.record import checkpoint, of_nodes, reading, stores, tables, worker
 from thalweg.record import samples as queues
 from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
 from thalweg.record.columns import Row
-from thalweg.record.journal import Journal, read
+from thalweg.record.journal import Journal, is_being_written, read
 from thalweg.record.log import Log
 from thalweg.record.rows import Link, Party, Queue
 
@@ -90,6 +90,11 @@ class Record:
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {self.path / MANIFEST}: {error}", "Restore it from a copy") from error
         return manifest
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run goes on: it has not ended, and a process writes the record. Raises RecordError."""
+        return self.manifest["status"] == "running" and is_being_written(self.path / JOURNAL)
 
     def rounds(self) -> Iterator[Entry]:
         """Yield the rounds so far, as ``tables.entry`` makes them, with one in memory at a time."""

@@ -37,6 +37,20 @@ def read(path: Path) -> Iterator[Row]:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
 
 
+def is_being_written(path: Path) -> bool:
+    """Return whether a process has the journal open for writing. Takes the lock for a moment. Raises RecordError."""
+    try:
+        with reading.opened(path) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
+    return False
+
+
 class Follower:
     """Reads a journal that another process writes: iterating yields the entries since the last time.
 

@@ -1,8 +1,8 @@
 """What the workers of each node of a tree have done, in ``workers.jsonl``: one line for each round and node.
 
-A line has the number of the round, the node's name, counters since the job began, and the plans that the node has made
-since the line before (``thalweg.trees.counters``). It is written when the round is over, so a plan that was made during
-a round is in that round's line.
+A line has the number of the round, the node's name, counters since the node's process began, and the plans that the
+node has made since the line before (``thalweg.trees.counters``), of which it keeps the latest 64. It is written when
+the round is over, so a plan that was made during a round is in that round's line. A node that is lost has no line.
 """
 
 from __future__ import annotations

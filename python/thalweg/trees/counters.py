@@ -93,7 +93,7 @@ class Now:
     """What the workers and the pool of a node have done up to now; the node reports this during a round too.
 
     - ``folds``: updates that workers have folded. An update that several workers share counts once for each.
-    - ``ready``: processes that have reported that they are ready, since the job began.
+    - ``ready``: processes that have reported that they are ready, since the node's process began.
     - ``places``, ``free``: slots of the pool, each for one update, and how many of them are free.
     - ``handover_bounds_us``: upper bounds of the classes of a histogram of hand-over times, in microseconds.
     - ``handover_counts``: hand-overs in each class; the last class has those above all bounds.
@@ -111,7 +111,7 @@ class Now:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What workers have done since the job began.
+    """What workers have done since the node's process began.
 
     - ``workers``: workers that a node can have, each with memory for sums.
     - ``leaves``: workers that get updates now; a plan or an autoscaler may change it.
