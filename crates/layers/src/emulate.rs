@@ -186,13 +186,14 @@ impl Hello {
     }
 }
 
-/// A chunk in flight: when it arrives, its index, and how many copies arrive (0: it is lost). Ordered by
-/// arrival.
+/// A chunk in flight: when it arrives, its index, how many copies arrive (0: it is lost), and how many messages
+/// were sent before it. Ordered by arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Landed {
     due: Duration,
     chunk: usize,
     copies: u8,
+    messages: u64,
 }
 
 /// The chunks of an update that are in flight.
@@ -241,7 +242,7 @@ impl EmulatedLink {
     /// Passes a chunk that has arrived to the inner link. A lost chunk counts as sent, since its sender
     /// cannot know.
     async fn deliver(&self, update: &Outgoing, landed: Landed) -> Result<SendReport> {
-        let Landed { chunk, copies, .. } = landed;
+        let Landed { chunk, copies, messages, .. } = landed;
         if copies == 0 && self.is_reliable() {
             // On a reliable transport this chunk never arrives, and nobody is told: the link exists but
             // carries nothing.
@@ -253,6 +254,11 @@ impl EmulatedLink {
             let wire = payload + HEADER_BYTES as u64;
             self.lost.fetch_add(wire, Ordering::Relaxed);
             return Ok(SendReport { chunks: 1, payload, wire, ..nothing() });
+        }
+        if LinkLayer::capabilities(self).ordered {
+            // Timers are coarse: a message that is due a moment before this chunk may not have been passed on yet.
+            self.messages.passed(messages, &self.ended).await;
+            self.still_there("send update")?;
         }
         let report = self.inner.send_update(&piece(update, chunk)).await?;
         for _ in 1..copies {
@@ -270,7 +276,7 @@ impl EmulatedLink {
         flight.through = crossing.through;
         let copies = crossing.due.map_or(0, |_| 1 + u8::from(crossing.twice));
         let due = crossing.due.unwrap_or(crossing.through);
-        flight.chunks.insert(Landed { due, chunk, copies });
+        flight.chunks.insert(Landed { due, chunk, copies, messages: self.messages.count() });
     }
 
     /// Fails if the link has ended. A sender that was woken calls this, since that may be why it was woken.
@@ -282,18 +288,26 @@ impl EmulatedLink {
     }
 }
 
+#[derive(Default)]
+struct UnderWay {
+    /// When the last message arrives.
+    last: Option<Instant>,
+    /// Number of messages that were sent, and of those that were passed to the inner link.
+    sent: u64,
+    passed: u64,
+}
+
 /// Control messages in flight. A task passes each to the inner link when it arrives, in order.
 struct Messages {
     queue: mpsc::Sender<(Instant, Bytes)>,
-    /// When the last of them arrives, and how many have not arrived yet.
-    under_way: Arc<watch::Sender<(Option<Instant>, usize)>>,
+    under_way: Arc<watch::Sender<UnderWay>>,
     task: AbortHandle,
 }
 
 impl Messages {
     fn start(inner: Arc<dyn Link>, ended: Arc<Ended>) -> Self {
         let (queue, mut messages) = mpsc::channel::<(Instant, Bytes)>(UNDER_WAY);
-        let under_way = Arc::new(watch::Sender::new((None, 0)));
+        let under_way = Arc::new(watch::Sender::new(UnderWay::default()));
         let arrived = under_way.clone();
         let task = tokio::spawn(async move {
             while let Some((due, message)) = messages.recv().await {
@@ -303,7 +317,7 @@ impl Messages {
                     ended.set();
                     messages.close();
                 }
-                arrived.send_modify(|(_, count)| *count -= 1);
+                arrived.send_modify(|under_way| under_way.passed += 1);
             }
         });
         Self { queue, under_way, task: task.abort_handle() }
@@ -312,18 +326,40 @@ impl Messages {
     /// Puts a message into flight. Waits while there are too many.
     async fn push(&self, due: Instant, message: Bytes) {
         if let Ok(place) = self.queue.reserve().await {
-            self.under_way.send_modify(|(last, count)| (*last, *count) = (Some(due), *count + 1));
+            self.under_way.send_modify(|under_way| {
+                under_way.last = Some(due);
+                under_way.sent += 1;
+            });
             place.send((due, message));
+        }
+    }
+
+    /// Number of messages that were sent.
+    fn count(&self) -> u64 {
+        self.under_way.borrow().sent
+    }
+
+    /// Waits until the first `count` messages were passed to the inner link, or the link has ended.
+    async fn passed(&self, count: u64, ended: &Ended) {
+        let mut under_way = self.under_way.subscribe();
+        tokio::select! {
+            // This cannot fail: `self` holds the sender.
+            _ = under_way.wait_for(|under_way| under_way.passed >= count) => {}
+            () = ended.wait() => {}
         }
     }
 
     /// Waits until all messages have arrived, or a little longer than they should have taken.
     async fn arrived(&self) {
-        let (last, _) = *self.under_way.borrow();
+        let last = self.under_way.borrow().last;
         let limit = last.unwrap_or_else(Instant::now).min(Instant::now() + FLUSH) + MOMENT;
         let mut under_way = self.under_way.subscribe();
         // This cannot fail: `self` holds the sender.
-        let _ = tokio::time::timeout_at(limit, under_way.wait_for(|(_, count)| *count == 0)).await;
+        let _ = tokio::time::timeout_at(
+            limit,
+            under_way.wait_for(|under_way| under_way.passed == under_way.sent),
+        )
+        .await;
     }
 }
 
