@@ -71,7 +71,7 @@ fn refused(address: &Address, error: &ConnectError) -> Error {
 
 /// Waits until the system reports that nobody listens at `to`, and returns the error. The system tells only
 /// connected sockets, and the endpoint's is not one, because it follows this machine's address. So another
-/// socket sends a byte, which an endpoint drops, until it is told. Without such a report this waits for ever.
+/// socket sends a byte, which an endpoint drops, until the error arrives. Without it this waits for ever.
 async fn closed_port(address: &Address, to: SocketAddr) -> Error {
     match told(to).await {
         Ok(()) => std::future::pending().await,

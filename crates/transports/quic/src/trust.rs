@@ -1,4 +1,4 @@
-//! Who the peer is, and what a person is told when a connection fails.
+//! Who the peer is, and the error for a person when a connection fails.
 
 use quinn::{Connection, ConnectionError, TransportErrorCode};
 use rustls::pki_types::CertificateDer;

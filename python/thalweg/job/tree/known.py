@@ -42,7 +42,7 @@ class Node:
         return () if self.state is None else self.state.clients
 
     def table(self, version: int) -> dict[str, object]:
-        """Return what the core's round is told of it. ``version`` is that of the round's model."""
+        """Return the node in the form that the core's round takes. ``version``: of the round's model."""
         return {
             "name": self.name,
             "clients": list(self.clients),

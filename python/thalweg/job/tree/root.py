@@ -414,7 +414,7 @@ class Tree:
             self._running = None
 
     def table(self) -> str:
-        """Return the nodes as the core's round is told of them, as JSON."""
+        """Return the nodes in the form that the core's round takes, as JSON."""
         return wire.encode([node.table(self._version) for node in self._nodes])
 
     def ended(self) -> set[str]:

@@ -39,7 +39,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What the core's round is told. ``placed``: the root placed the clients; ``proofs``: clients must prove."""
+    """Settings of the core's round. ``placed``: the root placed the clients; ``proofs``: clients must prove."""
 
     number: int
     config: str
@@ -157,7 +157,7 @@ class Root(Protocol):
     zero: float
 
     def table(self) -> str:
-        """Return the nodes as the round is told of them, as JSON."""
+        """Return the nodes in the form that the core's round takes, as JSON."""
 
     def ended(self) -> set[str]:
         """Return the clients whose processes have ended."""

@@ -74,7 +74,7 @@ pub enum Fault {
     Cut,
     /// It hangs for a time.
     Pause(Time),
-    /// Its process is killed. The root is told, or learns it from the link.
+    /// Its process is killed. The root is notified, or learns it from the link.
     Kill { seen: bool },
     /// Its process is killed, and started anew.
     Restart,
