@@ -1,4 +1,6 @@
-"""Runs all tests: Rust, documents, Python. It runs all suites even if one fails. The last line has the totals.
+"""Runs all tests: Rust, documents, Python. It runs all suites even if one fails.
+
+The last lines have the totals and, of each suite that failed, the lines that say what failed.
 
 Most Python tests wait for processes that they start, so as many run side by side as there are cores, eight at most.
 Arguments are passed to pytest; then only the Python tests are run, one after the other unless ``-n`` says otherwise.
@@ -28,6 +30,12 @@ RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) 
 PYTHON: Final = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
 CLOSING: Final = re.compile(r"^=*\s?(\d+ (passed|failed|errors?|skipped|deselected)\b|no tests ran).* in [\d.]+s")
 PASSED: Final = re.compile(r"(test .* \.\.\. ok|successes:|    \w+(::\w+)*|running \d+ tests?|)\s*")
+# What names a failure: a test of libtest or pytest, an error of cargo, and the program that died with its signal.
+FAILURE: Final = re.compile(
+    r"test .* \.\.\. FAILED|(FAILED|ERROR) tests/.*|error(\[\w+\])?:? .*"
+    r"|\s*process didn't exit successfully: .*|\s+`-p .*"
+)
+MOST_FAILURES: Final = 40
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 Count = Callable[[str, "Counter[str]"], None]
@@ -46,16 +54,16 @@ def main() -> int:
     cargo += ["--locked"] if os.environ.get("CI") else []
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     counts: dict[str, Counter[str]] = {}
-    failed = []
+    failed: dict[str, list[str]] = {}
     if not chosen:
         environment = {name: os.environ.get(name, value) for name, value in TEST_ENVIRONMENT.items()}
-        failed += run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, environment)
-        failed += run("documents", [sys.executable, "scripts/check_docs.py"], count_nothing, counts)
+        failed |= run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, environment)
+        failed |= run("documents", [sys.executable, "scripts/check_docs.py"], count_nothing, counts)
     pytest = [sys.executable, "-m", "pytest", "-q", *colour, *(chosen or side_by_side())]
-    failed += run("Python tests", pytest, count_python, counts)
+    failed |= run("Python tests", pytest, count_python, counts)
     print(totals(counts, time.monotonic() - began))
-    for what in failed:
-        print(f"FAILED: {what}")
+    for what, lines in failed.items():
+        print(f"FAILED: {what}", *lines[:MOST_FAILURES], sep="\n  ")
     return 1 if failed else 0
 
 
@@ -66,30 +74,39 @@ def side_by_side() -> list[str]:
 
 def run(
     what: str, command: list[str], count: Count, counts: dict[str, Counter[str]], more: Mapping[str, str] | None = None
-) -> list[str]:
-    """Run a suite, print its output line by line, and count its tests. Return ``[what]`` if it failed, else []."""
+) -> dict[str, list[str]]:
+    """Run a suite, print its output line by line, and count its tests.
+
+    If it failed, return its name with the lines that name failures, else nothing.
+    """
     print(f"==> {what}: {' '.join(command[1:] if command[0] == sys.executable else command)}", flush=True)
     counts[what] = Counter()
     began = time.monotonic()
-    for line in (process := start(command, more or {})).stdout or ():
-        if shown(line):
-            sys.stdout.write(line)
-            sys.stdout.flush()
-        count(COLOURS.sub("", line), counts[what])
-    code = process.wait()
+    failures = []
+    with start(command, more or {}) as process:
+        for line in process.stdout or ():
+            if shown(line):
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            plain = COLOURS.sub("", line)
+            count(plain, counts[what])
+            if FAILURE.fullmatch(plain.rstrip()):
+                failures.append(plain.strip())
+    code = process.returncode
     verdict = "done" if code == 0 else f"FAILED with exit code {code}"
     print(f"==> {what}: {verdict} in {time.monotonic() - began:.1f} s", flush=True)
-    return [] if code == 0 else [what]
+    return {} if code == 0 else {what: failures}
 
 
 def start(command: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a suite with ``more`` in its environment; its standard output comes here, errors go to the terminal."""
+    """Start a suite with ``more`` in its environment. Its output and its errors come here as one stream."""
     return subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, **more},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     )

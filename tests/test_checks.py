@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,20 @@ def test_closing_lines_are_counted(script: Any, line: str, counted: dict[str, in
     counter = runner.Counter()
     (runner.count_rust if "result" in line else runner.count_python)(line, counter)
     assert dict(counter) == counted
+
+
+def test_a_failed_suite_is_listed_with_what_failed(script: Any) -> None:
+    runner = script("run_tests")
+    lines = [
+        "test a ... ok",
+        "test b ... FAILED",
+        "error: 1 target failed:",
+        "    `-p thalweg-tcp --test conformance`",
+        "  process didn't exit successfully: `target/debug/deps/x` (signal: 6, SIGABRT: process abort signal)",
+        "FAILED tests/x.py::test_y - assert 0",
+    ]
+    program = "import sys; [print(x, file=s) for x, s in zip(sys.argv[1:], 3 * [sys.stdout, sys.stderr])]; sys.exit(3)"
+    command = [sys.executable, "-u", "-c", program, *lines]
+    failures = [line.strip() for line in lines[1:]]
+    assert runner.run("tests of x", command, runner.count_rust, {}) == {"tests of x": failures}
+    assert runner.run("nothing", [sys.executable, "-c", ""], runner.count_nothing, {}) == {}
