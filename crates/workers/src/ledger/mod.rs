@@ -150,11 +150,23 @@ impl Ledger {
     }
 
     /// Whether a worker must commit in this round. With [`Split::Ranges`] all workers must; with
-    /// [`Split::Clients`], the workers to which an update was assigned. Worker 0 always must, so that a round
-    /// without updates has sums too.
+    /// [`Split::Clients`], the workers to which an update was assigned. If there are none, one worker must, so that
+    /// a round without updates has sums too.
     pub fn is_part(&self, worker: usize) -> bool {
         worker < self.leaves()
-            && (self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0)
+            && (self.split == Split::Ranges
+                || self.workers[worker].assigned > 0
+                || self.empty_round_worker() == Some(worker))
+    }
+
+    /// The worker that commits empty sums in a round in which no update was assigned. `None` if one was.
+    fn empty_round_worker(&self) -> Option<usize> {
+        let leaves = &self.workers[..self.leaves()];
+        let cost = |&worker: &usize| {
+            let is_away = self.prefers_running && !leaves[worker].is_alive;
+            (!leaves[worker].has_committed, !self.is_wanted(worker), is_away)
+        };
+        leaves.iter().all(|leaf| leaf.assigned == 0).then(|| (0..leaves.len()).min_by_key(cost))?
     }
 
     /// Whether a worker's process can end without any update having to be folded again.

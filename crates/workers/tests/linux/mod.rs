@@ -610,7 +610,9 @@ fn a_planned_leaf_that_cannot_start_fails_no_round(routes: bool) {
         std::thread::yield_now();
     }
     (0..3).for_each(|number| bench.give(number, false));
-    assert!(bench.hear_all().iter().all(|(_, outcome)| outcome.is_ok()));
+    for (number, outcome) in bench.hear_all() {
+        assert!(outcome.is_ok(), "update {number}: {outcome:?}");
+    }
     left.lock().unwrap().0 = 2;
     bench.check("one leaf of three");
     bench.wait_for_starts(3);
