@@ -141,6 +141,34 @@ def test_a_server_is_stopped_in_mid_job_and_a_new_process_resumes(start: Start, 
     assert last_states(record) == {"anna": "whole", "berta": "whole"}
 
 
+def test_a_server_killed_after_its_last_round_tells_its_clients_and_ends(
+    start: Start, folder: Path, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    url = f"tcp://{HOST}:{port}"
+    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
+    listen = ("--listen", url, "--pki", str(folder))
+    server = start("server", "plan.toml", *listen)
+    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
+    server.until("round 3/")
+    server.process.kill()
+    server.process.communicate()
+    (run,) = (tmp_path / "runs").iterdir()
+    done = Record(run).checkpoint_round
+    # The job has as many rounds as are done: so this is as if the server had been killed after its last round.
+    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done), "--json", *listen)
+    code, out, err = again.end()
+    assert code == 0, err
+    assert [one["round"] for one in json.loads(out)["rounds"]] == list(range(1, int(done or 0) + 1))
+    assert [one.end()[0] for one in clients] == [0, 0]
+    assert Record(run).manifest["status"] == "complete"
+    # Now there is nothing to do, whichever command is asked, and nothing listens.
+    for command in ("server", "run"):
+        code, out, err = start(command, "--resume", f"runs/{run.name}", "--json").end()
+        assert (code, json.loads(out)) == (0, {"record": f"runs/{run.name}", "status": "complete", "rounds_done": done})
+        assert f"all {done} rounds of runs/{run.name} are done; ask for more with --rounds" in err
+
+
 def test_doctor_shows_when_certificates_expire(start: Start, folder: Path) -> None:
     pki.revoke(folder, "berta", "client")
     code, out, err = start("doctor", "--pki", str(folder), "--size", "1MiB", "--json").end()

@@ -198,8 +198,13 @@ def test_resume_needs_a_checkpoint_and_something_to_do(record: RunRecord, plan: 
     with pytest.raises(RecordError, match="no checkpoint"):
         RunRecord.resume(record.path, plan)
     record.save(4, TENSORS, arena)
+    assert Record(record.path).has_all_rounds(plan)
+    RunRecord.resume(record.path, plan).finish("complete")  # its process was killed before it wrote the end
     with pytest.raises(RecordError, match="--rounds 5"):
         RunRecord.resume(record.path, plan)
+    more = plan.merge({"job.rounds": 5})
+    assert not Record(record.path).has_all_rounds(more)
+    RunRecord.resume(record.path, more).close()
 
 
 def test_only_one_process_writes(record: RunRecord, plan: Plan, arena: bytearray) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from thalweg import wire
+from thalweg.cli.finished import is_finished, say_so
 from thalweg.cli.plans import Options, PlanFile, Resume, assemble, plan_options
 from thalweg.ui.output import Json, output
 
@@ -31,8 +32,11 @@ def command(
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         chosen = assemble(plan, resume, plan_options(context) | own)
-        inside = guest.is_wanted(chosen)
-        if inside:
+        finished = is_finished(resume, chosen)
+        inside = not finished and guest.is_wanted(chosen)
+        if finished and resume is not None:
+            say_so(resume, chosen, emit)
+        elif inside:
             from thalweg.job.common.failure import end_elsewhere
 
             # Run the same command line inside the guest.
@@ -50,7 +54,7 @@ def command(
     if inside:
         sys.stdout.write("" if as_json else text)
         raise typer.Exit(code)
-    if not as_json:
+    if not as_json and not finished:
         from thalweg.cli.summary import show
 
         show(result)

@@ -125,6 +125,25 @@ class Record:
         rounds = [own] if store is None else [own, *stores.rounds(store)]
         return max((number for number in rounds if number is not None), default=None)
 
+    def rounds_to_keep(self, plan: Plan) -> int:
+        """Return the round of the checkpoint from which ``plan`` can go on.
+
+        Raises RecordError if there is no checkpoint, or if ``plan`` describes another experiment.
+        """
+        if differences := self.plan.differences(plan):
+            raise RecordError(
+                f"the plan differs from that of {self.path} (there, here) in {'; '.join(differences)}",
+                "Take these back, or start a new run",
+            )
+        done = self.checkpoint_round
+        if done is None:
+            raise RecordError(f"{self.path} has no checkpoint", "Start the run anew")
+        return done
+
+    def has_all_rounds(self, plan: Plan) -> bool:
+        """Return whether no round of ``plan`` is left to run. Raises what ``rounds_to_keep`` raises."""
+        return self.rounds_to_keep(plan) >= plan.job.rounds
+
 
 class RunRecord(Record):
     """A record that this process writes. Use ``create`` or ``resume``; end with ``finish``."""
@@ -169,19 +188,13 @@ class RunRecord(Record):
         """Open a record to continue from its checkpoint with ``plan``.
 
         Rounds after the checkpoint are dropped, because they are run again. Raises RecordError if there is no
-        checkpoint, if no round is left to run, or if ``plan`` describes another experiment.
+        checkpoint, if ``plan`` describes another experiment, or if the record is complete and has all rounds of
+        ``plan``. A record that has all rounds, but is not complete, is opened: its process was killed between the last
+        round and the end.
         """
         old = Record(path)
-        differences = old.plan.differences(plan)
-        if differences:
-            raise RecordError(
-                f"the plan differs from that of {path} (there, here) in {'; '.join(differences)}",
-                "Take these back, or start a new run",
-            )
-        done = old.checkpoint_round
-        if done is None:
-            raise RecordError(f"{path} has no checkpoint", "Start the run anew")
-        if done >= plan.job.rounds:
+        done = old.rounds_to_keep(plan)
+        if done >= plan.job.rounds and old.manifest["status"] == "complete":
             raise RecordError(f"all {done} rounds of {path} are done", f"Ask for more with --rounds {done + 1}")
         store = _store(plan, path)
         workers.trim(path, done)

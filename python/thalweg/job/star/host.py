@@ -152,9 +152,15 @@ class Host:
         them, a star begins once the other clients are here.
 
         A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
-        have gone for good while the server was away.
+        have gone for good while the server was away. If the record has all rounds already, this waits at most
+        ``job.grace`` seconds, for clients that have still to learn that the job is done.
         """
         job, enough_since = self.plan.job, None
+        if self.first > job.rounds:
+            ends = time.monotonic() + job.grace
+            while time.monotonic() < ends and self.server.wait(job.clients, WAIT_SLICE) < job.clients:
+                look()
+            return
         while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
             self._write_notes(self.server.notes())
             look()
