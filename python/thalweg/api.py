@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from thalweg import _core, algorithms, apps, wire
+from thalweg import _core, algorithms, apps, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import name_of
@@ -105,6 +105,7 @@ class Server:
         evaluate: Literal["server", "clients", "both"] | None = None,
         record: Path | str | None = None,
         resume: Path | str | None = None,
+        track: str | Sequence[str] = (),
     ) -> None:
         """Listen at ``listen`` for ``clients`` clients.
 
@@ -116,8 +117,10 @@ class Server:
         travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says who
         evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
         default the server evaluates, but clients do if trained tensors stay with them. ``record`` is a folder that gets
-        the record of this job. ``resume`` is a record to continue: ``number`` is then the last round in it. Raises
-        PlanError, LinkError, ModelError, RecordError, CoreError.
+        the record of this job. ``resume`` is a record to continue: ``number`` is then the last round in it. ``track``
+        names trackers that get each round of the record, as ``tensorboard:boards`` (docs/how-to/trackers.md). One that
+        fails is logged as a warning, and the job goes on; at the end ``close`` waits at most 60 s for them. Raises
+        PlanError, PackageError, LinkError, ModelError, RecordError, CoreError.
         """
         from thalweg.plan import Plan
         from thalweg.plan.options import server_options
@@ -125,6 +128,9 @@ class Server:
 
         if record is not None and resume is not None:
             raise PlanError("a record is resumed where it is", "Give record or resume, not both")
+        tracked = [track] if isinstance(track, str) else list(track)
+        if tracked and record is None and resume is None:
+            raise PlanError("trackers read the record of a job, and this one has none", "Give record, a folder")
         job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline, "evaluate": evaluate}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
@@ -133,9 +139,10 @@ class Server:
             "security": {} if pki is None else {"pki": str(pki)},
             "app": name_of(app),
             "model": {} if (words := apps.own_tensors(app, tensors)) is None else {"tensors": words},
-            "record": {} if record is None else {"folder": str(record)},
+            "record": ({} if record is None else {"folder": str(record)}) | ({"track": tracked} if tracked else {}),
         }
         plan = Plan.of(table, "the server's arguments")
+        trackers.require(plan.record.track)
         self._seed = plan.job.seed
         self.app, self.clients = app, clients
         self._bound = bind(app.model(), words, shared=registry.lends(plan.url))
@@ -162,7 +169,14 @@ class Server:
 
         try:
             recording = Recording(
-                plan, self.arena.core, listen, self.address, app=self.app, resume=resume, attendance=self._attendance
+                plan,
+                self.arena.core,
+                listen,
+                self.address,
+                app=self.app,
+                resume=resume,
+                attendance=self._attendance,
+                note=_log.warning,
             )
             self._bound.restore("the record was read")
             return recording

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+import thalweg
 from tests.outcomes import outcome_of
+from tests.small_apps import Good
+from thalweg.errors import PlanError
 from thalweg.job.common import tracking
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord, entry
@@ -71,6 +75,29 @@ def test_a_tracker_that_fails_is_noted(tmp_path: Path, at: str, fault: str, monk
     assert note in (path / "log.txt").read_text()
     assert [one["round"] for one in Record(path).rounds()] == [1, 2, 3]
     assert Record(path).manifest["status"] == "complete"
+
+
+def test_a_server_of_ones_own_learns_of_a_tracker_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(tmp_path, "end", FAULTS["raises"], monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)  # the server looks whether the tracker's package is there
+    caplog.set_level("WARNING", "thalweg")
+    with thalweg.Server(Good(), clients=1, record=tmp_path / "runs", track=TENSORBOARD) as server:
+        client = thalweg.Client(Good(), server.address, name="a")
+        thread = threading.Thread(target=client.run)
+        thread.start()
+        assert [done.number for done in thalweg.rounds(server, 2)] == [1, 2]
+        assert server.record is not None
+        assert Record(server.record).plan.record.track == TENSORBOARD
+    thread.join()
+    assert caplog.messages[-1] == f"the tracker tensorboard:boards has failed: {SAID['raises']}"
+    assert Record(server.record).manifest["status"] == "complete"
+
+
+def test_a_server_of_ones_own_needs_a_record_for_a_tracker() -> None:
+    with pytest.raises(PlanError, match="this one has none"):
+        thalweg.Server(Good(), clients=1, track="tensorboard:boards")
 
 
 def test_a_tracker_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

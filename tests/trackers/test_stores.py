@@ -15,8 +15,10 @@ from typing import Any, Final
 
 import pytest
 
+import thalweg
 from tests.e2e.conftest import Start, start
 from tests.outcomes import outcome_of
+from tests.small_apps import Measured
 from thalweg.record import Record, entry
 from thalweg.trackers import Run
 
@@ -155,6 +157,22 @@ def test_a_resumed_job_goes_on_in_the_same_run(start: Start, app: str, tmp_path:
     assert again.path.name == record.path.name
     series = events(tmp_path / "boards" / record.path.name)
     assert list(series["clients/error"]) == [1, 2, 3, 4]
+
+
+def test_a_server_of_ones_own_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("tensorboardX")
+    monkeypatch.chdir(tmp_path)  # the tracker's folder is relative
+    app = Measured()
+    with thalweg.Server(app, clients=1, record="runs", track="tensorboard:boards") as server:
+        client = thalweg.Client(app, server.address, name="a")
+        thread = threading.Thread(target=client.run)
+        thread.start()
+        rounds = [done.metrics["loss"] for done in thalweg.rounds(server, 3)]
+        assert server.record is not None
+    thread.join()
+    series = events(tmp_path / "boards" / server.record.name)
+    assert series["model/loss"] == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert rounds == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's use of SQLAlchemy

@@ -18,7 +18,7 @@ from thalweg.machine.grace import within
 from thalweg.record import RunRecord
 
 # Seconds that all trackers together have to write what waits when a run has ended, and after a signal.
-END_SECONDS: Final = 120.0
+END_SECONDS: Final = 60.0
 HURRIED_SECONDS: Final = 1.5
 # If they take longer than this, a note says so.
 NOTED_SECONDS: Final = 2.0
@@ -129,15 +129,15 @@ class _Followers:
                 self._note(f"the tracker {follower.words} has failed: {reason}")
 
 
-@contextmanager
-def tracking(trackers: Sequence[str], record: RunRecord, note: Callable[[str], None]) -> Iterator[None]:
-    """Give the rounds of ``record`` to ``trackers`` while the block runs, and at its end how the run ended.
+def begin(trackers: Sequence[str], record: RunRecord, note: Callable[[str], None]) -> Callable[[str], None]:
+    """Give the rounds of ``record`` to ``trackers`` from now on; return the function that ends this.
 
-    ``note`` gets a line for each tracker that fails; the record's log gets it too. Nothing that a tracker does raises.
+    That function takes the status of the run: complete, failed or interrupted. It waits a limited time for the trackers
+    to write what waits. ``note`` gets a line for each tracker that fails; the record's log gets it too. Nothing that a
+    tracker does raises.
     """
     if not trackers:
-        yield
-        return
+        return lambda _status: None
 
     def say(text: str) -> None:
         record.log(text)
@@ -146,11 +146,26 @@ def tracking(trackers: Sequence[str], record: RunRecord, note: Callable[[str], N
     followers = _Followers(trackers, record, int(record.manifest.get("resumed_after_round") or 0), say)
     followers.tell()
     record.watch(lambda _entry: followers.tell())
-    status = "complete"
+    return followers.end
+
+
+def status_of(error: BaseException | None) -> str:
+    """Return the status of a run that ended with this exception, or without one."""
+    return "complete" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+
+
+@contextmanager
+def tracking(trackers: Sequence[str], record: RunRecord, note: Callable[[str], None]) -> Iterator[None]:
+    """Give the rounds of ``record`` to ``trackers`` while the block runs, and at its end how the run ended.
+
+    ``note`` is as for ``begin``.
+    """
+    end = begin(trackers, record, note)
+    error: BaseException | None = None
     try:
         yield
-    except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "interrupted"
+    except BaseException as raised:
+        error = raised
         raise
     finally:
-        followers.end(status)
+        end(status_of(error))

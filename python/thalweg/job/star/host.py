@@ -362,25 +362,27 @@ def hosting(
             raise
         host = Host(plan, server, party, record, progress, bound, first, session, step=step)
         try:
-            with (
-                exposing(
-                    plan.record.metrics,
-                    progress.note,
-                    clients=host.connected,
-                    nodes=host.worker_counters,
-                    pki=plan.security.pki,
-                ) as count,
-                tracking(plan.record.track, record, progress.note),
-            ):
-                record.watch(lambda entry: count(Counted.of_entry(entry)))
-                yield host
+            with tracking(plan.record.track, record, progress.note):
+                try:
+                    with exposing(
+                        plan.record.metrics,
+                        progress.note,
+                        clients=host.connected,
+                        nodes=host.worker_counters,
+                        pki=plan.security.pki,
+                    ) as count:
+                        record.watch(lambda entry: count(Counted.of_entry(entry)))
+                        yield host
+                except BaseException as error:
+                    server.close("the job failed" if isinstance(error, Exception) else "the job was interrupted")
+                    raise
+                # Clients learn it at once: at the end of this block trackers may need time to write what waits.
+                server.close("the job is done")
         except BaseException as error:
-            server.close("the job was interrupted" if not isinstance(error, Exception) else "the job failed")
             end_badly(record, progress.note, error, command)
             raise
         for note in record.end_checkpoints():
             progress.note(note)
-        server.close("the job is done")
         record.finish("complete")
     finally:
         progress.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.apps import name_of
+from thalweg.job.common import tracking
 from thalweg.job.common.parties import Metrics, bytes_of
 from thalweg.outcome.core import Outcome
 from thalweg.plan.bound import bound_of
@@ -38,10 +40,12 @@ class Recording:
         app: Any,
         resume: Path | None,
         attendance: Attendance,
+        note: Callable[[str], None],
     ) -> None:
         """Make a record in the plan's folder, or open ``resume`` and load its checkpoint into the arena.
 
-        The caller adds each round to ``attendance``; this object only reads it. Raises RecordError.
+        The caller adds each round to ``attendance``; this object only reads it. The plan's trackers get each round;
+        ``note`` gets a line for each tracker that fails. Raises RecordError.
         """
         layout = arena.layout.tensors
         self.done = 0
@@ -66,6 +70,7 @@ class Recording:
         self._arena, self._attendance, self._cpu = arena, attendance, machine.cpu_seconds()
         self._open = True
         self.expect(self.done + 1)
+        self._end_trackers = tracking.begin(plan.record.track, self.record, note)
 
     def expect(self, rounds: int) -> None:
         """Write into the record's plan how many rounds there will be. Raises RecordError."""
@@ -95,6 +100,7 @@ class Recording:
         own = machine.usage(self._cpu)
         used = [("server", own), *((name, self._attendance.usage_of(name)) for name in self._attendance.names())]
         self.record.parties([party_row(name, usage) for name, usage in used])
+        self._end_trackers(status)
         self.record.finish(status)
 
 
