@@ -25,7 +25,7 @@ from thalweg.tensors import named
 PARTS: Final = {
     "Whole jobs": ("run", "RunResult", "Plan"),
     "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds"),
-    "Low communication": ("diloco", "Peer"),
+    "Low communication": ("diloco", "Peer", "FragmentApp"),
     "Asynchronous rounds": ("fedbuff", "fedbuff_client", "Version", "Update"),
     "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
@@ -129,8 +129,9 @@ def has_constructor(kind: type) -> bool:
 
 
 def is_public(signature: inspect.Signature) -> bool:
-    """Return whether a signature has no objects of the core, so that users can call it."""
-    return not any(INTERNAL in str(one.annotation) for one in signature.parameters.values())
+    """Return whether a signature has no objects of the core or of private classes, so that users can call it."""
+    kinds = [str(one.annotation) for one in signature.parameters.values()]
+    return not any(INTERNAL in kind or kind.startswith("_") for kind in kinds)
 
 
 def without_self(function: Any) -> inspect.Signature:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from thalweg.local_run import RunResult, run
     from thalweg.nodes import Node, Step, dpsgd, step_size
-    from thalweg.peers import Peer, diloco
+    from thalweg.peers import FragmentApp, Peer, diloco
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
@@ -38,6 +38,7 @@ __all__ = [
     "Client",
     "CoreError",
     "DataError",
+    "FragmentApp",
     "Given",
     "LabError",
     "LinkError",
@@ -82,6 +83,7 @@ _HOMES = {
     "Client": "api",
     "CoreError": "errors",
     "DataError": "errors",
+    "FragmentApp": "peers",
     "Given": "tasks",
     "LabError": "errors",
     "LinkError": "errors",

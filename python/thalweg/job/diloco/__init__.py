@@ -1,0 +1,1 @@
+"""What peers of DiLoCo exchange, and with whom."""

@@ -1,0 +1,301 @@
+"""DiLoCo with fragments, overlap and outer steps at the peers: as the papers say, at a server and on a graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thalweg
+from tests.ports import free_ports
+from thalweg.errors import LinkError, PlanError, RoundError
+
+LIMIT = 60.0
+WIDTH = 5
+EVERY, FRAGMENTS = 4, 2
+
+
+def outer(tensors: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(tensors, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def layer(seed: int = 5) -> nn.Module:
+    """Return a layer whose values follow from ``seed`` alone, also in threads, which share PyTorch's random state."""
+    model = nn.Linear(WIDTH, 3, dtype=torch.float64)
+    put(model, np.random.default_rng(seed).normal(0.0, 0.3, flat(model).size))
+    return model
+
+
+def trained(model: nn.Module, inner: torch.optim.Optimizer, peer: int, step: int) -> None:
+    """Take a step of a plain loop."""
+    generator = torch.Generator().manual_seed(1000 * peer + step)
+    inputs = torch.randn(8, WIDTH, dtype=torch.float64, generator=generator)
+    inner.zero_grad()
+    torch.autograd.backward((model(inputs) - inputs.sum(dim=1, keepdim=True) - peer).square().mean())
+    inner.step()
+
+
+def flat(model: nn.Module) -> np.ndarray[Any, Any]:
+    return np.concatenate([one.detach().numpy().reshape(-1) for one in model.parameters()])
+
+
+def inner_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def put(model: nn.Module, values: np.ndarray[Any, Any]) -> None:
+    at = 0
+    with torch.no_grad():
+        for one in model.parameters():
+            one.copy_(torch.from_numpy(values[at : at + one.numel()]).view_as(one))
+            at += one.numel()
+
+
+def reference(peers: list[int], steps: int, *, first: int, fragments: int, overlap: int, keep: float) -> Any:
+    """Algorithm 2 of the paper in plain NumPy; ``first`` is the number of the first exchange after training began."""
+    models = {one: layer() for one in peers}
+    inners = {one: inner_of(model) for one, model in models.items()}
+    start, momentum = flat(layer()), np.zeros_like(flat(layer()))
+    size = -(-start.size // fragments)
+    between, exchange = EVERY // fragments, first
+    pending: tuple[int, slice, np.ndarray[Any, Any]] | None = None
+    for step in range(1, steps + 1):
+        for one, model in models.items():
+            trained(model, inners[one], one, step - 1)
+        due = pending if pending is not None and step - pending[0] >= overlap else None
+        if step % between == 0:
+            part = slice(((exchange - 1) % fragments) * size, ((exchange - 1) % fragments + 1) * size)
+            exchange += 1
+            mean = np.mean([flat(model)[part] for model in models.values()], axis=0)
+            new = (step, part, mean)
+            due = due or (new if overlap == 0 else None)
+        else:
+            new = pending  # type: ignore[assignment]
+        if due is not None:
+            _, part, mean = due
+            gradient = start[part] - mean
+            momentum[part] = 0.9 * momentum[part] + gradient
+            start[part] -= 0.7 * (gradient + 0.9 * momentum[part])
+            for model in models.values():
+                values = flat(model)
+                values[part] = (keep if overlap else 0) * values[part] + (1 - (keep if overlap else 0)) * start[part]
+                put(model, values)
+            if due is new:
+                new = None  # type: ignore[assignment]
+        pending = new if step % between == 0 or due is None else None
+    return {one: flat(model) for one, model in models.items()}
+
+
+def together(work: Callable[[int], None], peers: list[int]) -> None:
+    """Run a thread for each peer, and raise what the first of them raises."""
+    errors: list[BaseException] = []
+
+    def guarded(one: int) -> None:
+        try:
+            work(one)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    if errors:
+        raise errors[0]
+
+
+def addresses(count: int) -> dict[str, str]:
+    return {f"peer-{one}": f"tcp://127.0.0.1:{port}" for one, port in enumerate(free_ports(count))}
+
+
+def among(urls: dict[str, str], one: int) -> dict[str, Any]:
+    """Return the arguments of a peer of a full graph."""
+    own = f"peer-{one}"
+    return {"name": own, "listen": urls[own], "neighbours": {name: url for name, url in urls.items() if name != own}}
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(1, 0), (2, 0), (2, 1), (2, 2)])
+def test_without_a_server_the_steps_are_those_of_the_paper(fragments: int, overlap: int) -> None:
+    urls, found, steps = addresses(3), dict[int, np.ndarray[Any, Any]](), 4 * EVERY
+
+    def work(one: int) -> None:
+        model = layer()
+        inner = inner_of(model)
+        settings: dict[str, Any] = {"every": EVERY, "fragments": fragments, "overlap": overlap, "keep": 0.25}
+        with thalweg.diloco(model, inner, outer, **settings, **among(urls, one)) as peer:
+            for step in range(steps):
+                trained(model, inner, one, step)
+            found[one] = flat(model)
+        assert {entry["status"] for entry in peer.rounds} == {"accepted"}
+
+    together(work, [0, 1, 2])
+    # The first exchange, before any step, is that of the values that all begin with.
+    expected = reference([0, 1, 2], steps, first=2, fragments=fragments, overlap=overlap, keep=0.25)
+    for one, values in expected.items():
+        np.testing.assert_allclose(found[one], values, rtol=1e-9)
+
+
+def test_a_server_gives_the_mean_and_peers_take_the_steps() -> None:
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    app = thalweg.FragmentApp(layer, fragments=FRAGMENTS)
+    with thalweg.Server(app, clients=2) as server:
+        url = server.address
+
+        def work(one: int) -> None:
+            model = layer()
+            inner = inner_of(model)
+            settings: dict[str, Any] = {"every": EVERY, "fragments": FRAGMENTS, "overlap": 1, "keep": 0.5}
+            with thalweg.diloco(model, inner, outer, server=url, name=f"peer-{one}", **settings) as peer:
+                for step in range(13):  # the fragment sent after step 12 comes after step 13
+                    peer.metrics = {"loss": 1.0}
+                    trained(model, inner, one, step)
+                found[one] = flat(model)
+                while not peer.over:
+                    trained(model, inner, one, 0)
+
+        rounds: list[Any] = []
+
+        def serve() -> None:
+            rounds.extend(thalweg.rounds(server, 8))
+            server.close()
+
+        ends = threading.Thread(target=serve, daemon=True)
+        ends.start()
+        together(work, [1, 2])
+        ends.join(LIMIT)
+    assert [sorted(done.participants) for done in rounds] == [["peer-1", "peer-2"]] * 8
+    expected = reference([1, 2], 13, first=1, fragments=FRAGMENTS, overlap=1, keep=0.5)
+    for one, values in expected.items():
+        np.testing.assert_allclose(found[one], values, rtol=1e-9)
+
+
+def test_a_newcomer_at_a_server_takes_the_values_first() -> None:
+    settings: dict[str, Any] = {"every": EVERY, "fragments": FRAGMENTS}
+    mean = lambda tensors: torch.optim.SGD(tensors, lr=1.0)  # noqa: E731 - the outer step goes to the mean
+    found: list[np.ndarray[Any, Any]] = []
+    came = threading.Event()
+    with thalweg.Server(thalweg.FragmentApp(layer, fragments=FRAGMENTS), clients=2, enough=1) as server:
+
+        def take_part(name: str, steps: int | None) -> None:
+            model = layer()
+            inner = torch.optim.SGD(model.parameters(), lr=0.0)
+            with thalweg.diloco(model, inner, mean, name=name, server=server.address, **settings) as peer:
+                put(model, flat(model) + 1)  # what it has learnt
+                while not peer.over and (steps is None or peer.steps < steps):
+                    trained(model, inner, 1, 0)
+
+        def come() -> None:
+            model = layer(seed=9)  # what it begins with counts for nothing
+            inner = inner_of(model)
+            with thalweg.diloco(model, inner, mean, name="coming", server=server.address, **settings):
+                found.append(flat(model))
+            came.set()
+
+        both = [
+            threading.Thread(target=take_part, args=one, daemon=True) for one in (("staying", None), ("leaving", 9))
+        ]
+        for thread in both:
+            thread.start()
+        seen = thalweg.rounds(server, 10_000)
+        while next(seen).participants != ["staying"]:
+            pass
+        coming = threading.Thread(target=come, daemon=True)
+        coming.start()
+        while not came.is_set():
+            next(seen)
+        server.close()
+        for thread in (*both, coming):
+            thread.join(LIMIT)
+    np.testing.assert_allclose(found[0], flat(layer()) + 1, rtol=1e-6)
+
+
+KILLED = """
+import os, signal, sys, torch, thalweg
+from tests.algorithms.test_streaming_diloco import inner_of, layer, outer, trained
+one, own, others = int(sys.argv[1]), sys.argv[2], dict(word.split("=") for word in sys.argv[3:])
+model = layer()
+inner = inner_of(model)
+settings = {"every": 4, "fragments": 2, "overlap": 1}
+with thalweg.diloco(model, inner, outer, name=f"peer-{one}", listen=own, neighbours=others, **settings) as peer:
+    for step in range(5):
+        trained(model, inner, one, step)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_peer_is_killed_and_a_newcomer_takes_its_place() -> None:
+    """Two peers go on without the third, whose process is killed between two exchanges, and take in a fourth."""
+    urls = addresses(4)
+    own = urls["peer-2"]
+    others = [f"{name}={urls[name]}" for name in ("peer-0", "peer-1")]
+    process = subprocess.Popen([sys.executable, "-c", KILLED, "2", own, *others])
+    steps, found = 40, dict[int, np.ndarray[Any, Any]]()
+    alone = threading.Event()
+
+    def work(one: int) -> None:
+        model = layer(seed=9) if one == 3 else layer()
+        inner = inner_of(model)
+        settings: dict[str, Any] = {"every": EVERY, "fragments": FRAGMENTS, "overlap": 1, "enough": 2}
+        if one == 3:
+            alone.wait(LIMIT)
+        with thalweg.diloco(model, inner, outer, **settings, **among(urls, one)) as peer:
+            if one < 2:
+                while not (peer.steps >= steps and "peer-3" in peer.connected):
+                    trained(model, inner, one, peer.steps)
+                    if "peer-2" not in peer.connected and peer.steps >= steps:
+                        alone.set()
+                for step in range(2 * EVERY):
+                    trained(model, inner, one, step)
+            else:
+                assert np.linalg.norm(flat(model) - flat(layer(seed=9))) > 0.1
+                for step in range(EVERY):
+                    trained(model, inner, one, step)
+            found[one] = flat(model)
+
+    together(work, [0, 1, 3])
+    assert process.wait(LIMIT) == -9
+    assert set(found) == {0, 1, 3}
+    assert np.linalg.norm(found[0] - found[3]) < 0.5 * np.linalg.norm(found[0])
+
+
+def test_peers_that_begin_with_different_values_are_told() -> None:
+    urls = addresses(2)
+
+    def work(one: int) -> None:
+        model = layer(seed=one)
+        thalweg.diloco(model, inner_of(model), outer, every=1, **among(urls, one))
+
+    with pytest.raises(RoundError, match="begin with different values"):
+        together(work, [0, 1])
+
+
+def test_a_peer_without_neighbours_says_who_is_missing() -> None:
+    urls = addresses(2)
+    model = layer()
+    with pytest.raises(LinkError, match=r"0 of 1 neighbours .* peer-1 are not"):
+        thalweg.diloco(model, inner_of(model), outer, every=1, timeout=0.1, **among(urls, 0))
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    model = layer()
+    inner = inner_of(model)
+    url = "tcp://127.0.0.1:9"
+    for settings, words in [
+        ({"every": 4, "fragments": 3, "server": url}, "3 fragments cannot be exchanged in 4 steps"),
+        ({"every": 4, "fragments": 2, "overlap": 3, "server": url}, "overlap is 3"),
+        ({"every": 4, "keep": 1.0, "server": url}, "keep is 1.0"),
+        ({"every": 4}, "needs the mean of the other peers"),
+        ({"every": 4, "server": url, "neighbours": {"b": url}}, "needs the mean of the other peers"),
+    ]:
+        with pytest.raises(PlanError, match=words):
+            thalweg.diloco(model, inner, outer, name="a", **settings)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="gets the whole model"):
+        thalweg.diloco(model, inner, url, name="a", every=4, fragments=2)
