@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from experiments import measured, results
 from experiments.claims import rule
+from experiments.edge import run as edge
 from experiments.plan import FULL, ROOT, Experiment, names
 from experiments.run import OUT, Judged, judge, run
 from thalweg.errors import ThalwegError
 from thalweg.machine.grace import interrupted_code, leave, remember_interrupts
 from thalweg.ui import system
 from thalweg.ui.explain import explain
+
+# The study of Flower and thalweg over bad paths. It has no plan: most of its systems are no thalweg.
+EDGE: Final = "edge"
 
 
 def main() -> int:
@@ -56,7 +62,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    titles = {name: Experiment.load(name).title for name in names()}
+    titles = {name: Experiment.load(name).title for name in names()} | {EDGE: "where training over bad paths stops"}
     print(json.dumps(titles) if arguments.as_json else "\n".join(f"{name}: {title}" for name, title in titles.items()))
     return 0
 
@@ -67,12 +73,18 @@ def _run(arguments: argparse.Namespace) -> int:
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    if arguments.name == EDGE:
+        _say(edge.run(arguments.scale, arguments.out, note, modes or ()), as_json=arguments.as_json)
+        return 0
     judged = run(arguments.name, arguments.scale, modes, arguments.out, note, repetitions=arguments.repetitions)
     _show(judged, as_json=arguments.as_json)
     return 0
 
 
 def _judge(arguments: argparse.Namespace) -> int:
+    if arguments.name == EDGE:
+        _say(edge.judge(edge.HERE), as_json=arguments.as_json)
+        return 0
     _show(judge(arguments.name, ROOT / arguments.name / measured.FILE), as_json=arguments.as_json)
     return 0
 
@@ -81,6 +93,10 @@ def _results(arguments: argparse.Namespace) -> int:
     file = str(results.update(arguments.study))
     print(json.dumps({"written": file}) if arguments.as_json else file)
     return 0
+
+
+def _say(lines: Sequence[str], *, as_json: bool) -> None:
+    print(json.dumps(list(lines)) if as_json else "\n".join(lines))
 
 
 def _show(judged: list[Judged], *, as_json: bool) -> None:

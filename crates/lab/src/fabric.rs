@@ -500,7 +500,8 @@ fn line_times(line: &mut LinkDirection, entered: Time, due: Time, left: Time, se
     line.lateness.add(left.saturating_sub(due), segments);
 }
 
-/// The addresses of the host with this number.
+/// The addresses of the host with this number. A program that plays a change of networks may give the host
+/// 10.76.x.y in place of 10.77.x.y: the lab carries packets to both.
 pub fn addresses(host: usize) -> (Ipv4Addr, Ipv6Addr) {
     let [_, _, high, low] = (host as u32 + 1).to_be_bytes();
     (Ipv4Addr::new(10, 77, high, low), Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, host as u16 + 1))
@@ -509,7 +510,7 @@ pub fn addresses(host: usize) -> (Ipv4Addr, Ipv6Addr) {
 fn host_of(destination: Destination) -> Option<usize> {
     let number = match destination {
         Destination::V4(address) => match address.octets() {
-            [10, 77, high, low] => usize::from(high) << 8 | usize::from(low),
+            [10, 76 | 77, high, low] => usize::from(high) << 8 | usize::from(low),
             _ => return None,
         },
         Destination::V6(address) => match address.segments() {

@@ -29,7 +29,7 @@ const QUEUE: u32 = 10_000;
 /// Maximum number of packets that may wait for the relay in an RDMA host's device, which sends them as fast
 /// as it can: the kernel's limit.
 const RDMA_QUEUE: u32 = 32_767;
-const PREFIX_V4: u8 = 16;
+const PREFIX_V4: u8 = 15;
 const PREFIX_V6: u8 = 64;
 /// Priority of the kernel's own IPv6 routes (ip-route(8)).
 const IPV6_PRIORITY: u32 = 256;

@@ -161,7 +161,7 @@ class JobSection(Section):
         description="seconds after which a round ends with those that are in; on a graph, seconds after its own "
         "training that a node waits",
     )
-    grace: Annotated[Seconds, Core()] = Field(
+    grace: Annotated[Seconds, Core(), Option(of=(*BOTH, *FLOWER))] = Field(
         10.0, description="seconds that a client whose link broke has to come back in a round"
     )
     liveness: Annotated[float, Core()] = Field(

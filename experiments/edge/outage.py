@@ -1,0 +1,131 @@
+"""Takes a client's link away in the middle of an upload, and measures whether the upload goes on where it was.
+
+The first two rounds of one client have no fault. The second says how many bytes a round needs on the way up. In the
+third, the link goes down when half of these bytes have entered it, and comes back after ``seconds``. With ``sleeps``
+the client's processes are stopped too (SIGSTOP), as on a laptop that is asleep. With ``moves`` the client has another
+address afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from experiments.edge.bench import Bench, Job, measured
+
+# A queue of 64 KiB is lost with the link: it is 1.6 % of the 4 MiB that an upload has.
+NETWORK: Final = "rate=8mbit,rtt=40ms,queue=64KiB"
+HIDDEN: Final = 14_000
+LINK: Final = "client-1"
+# Seconds after the return of the path in which the round has to end.
+AFTER: Final = 120.0
+BEFORE: Final = 150.0
+
+
+@dataclass
+class Measured:
+    """What came of an outage. ``again``: bytes on the way up beyond those of a round without a fault, as a share."""
+
+    seconds: float
+    goes_on: bool = False
+    after: float | None = None
+    again: float | None = None
+    # The same of bytes that came out of the link at the server's end: the others were lost with it.
+    twice: float | None = None
+    sent: float | None = None
+    note: str = ""
+
+
+def job_for(seconds: float) -> Job:
+    """Return the job for an outage of so many seconds: a client may be away for longer than that."""
+    return Job(rounds=3, clients=1, seconds=BEFORE + seconds + AFTER, grace=2 * seconds + AFTER, hidden=HIDDEN)
+
+
+class Outage:
+    """Does the outage while a system runs."""
+
+    def __init__(self, seconds: float, *, sleeps: bool = False, moves: bool = False) -> None:
+        """Break the link for ``seconds``."""
+        self.measured = Measured(seconds)
+        self.sleeps, self.moves = sleeps, moves
+
+    def __call__(self, bench: Bench, over: Callable[[], bool]) -> None:
+        """Wait for the third round's upload, and break the link."""
+        if not (_until(lambda: _ended(bench, 1), over)):
+            self.measured.note = "the first round did not end"
+            return
+        first = bench.bytes_of(LINK, "ab")
+        first_out = bench.bytes_of(LINK, "ab", out=True)
+        if not (_until(lambda: _ended(bench, 2), over)):
+            self.measured.note = "the second round did not end"
+            return
+        second = bench.bytes_of(LINK, "ab")
+        usual = second - first
+        second_out = bench.bytes_of(LINK, "ab", out=True)
+        usual_out = second_out - first_out
+        _until(lambda: bench.bytes_of(LINK, "ab") - second > usual / 2, over)
+        bench.set(LINK, "down=true")
+        if self.sleeps:
+            bench.signal(LINK, signal.SIGSTOP)
+        self.measured.sent = round((bench.bytes_of(LINK, "ab") - second) / usual, 3)
+        time.sleep(self.measured.seconds)
+        if self.moves:
+            move(bench)
+        bench.set(LINK, "down=false")
+        if self.sleeps:
+            bench.signal(LINK, signal.SIGCONT)
+        back = time.monotonic()
+        self.measured.goes_on = _until(lambda: _ended(bench, 3), lambda: over() and not _ended(bench, 3))
+        self.measured.after = round(time.monotonic() - back, 1)
+        self.measured.twice = round((bench.bytes_of(LINK, "ab", out=True) - second_out) / usual_out - 1, 3)
+        self.measured.again = round((bench.bytes_of(LINK, "ab") - second) / usual - 1, 3)
+
+
+def move(bench: Bench) -> None:
+    """Give the client's host another address: the lab carries packets of two per host."""
+    host = bench.lab.host(LINK)
+    other = host.ipv4.replace("10.77.", "10.76.", 1)
+    inside = ["nsenter", f"--net={host.namespace}", "ip", "address"]
+    for words in (["add", f"{other}/15", "dev", host.device], ["del", f"{host.ipv4}/15", "dev", host.device]):
+        subprocess.run([*inside, *words], check=True)
+
+
+def _ended(bench: Bench, number: int) -> bool:
+    lines = bench.rounds()
+    return bool(lines) and lines[-1]["round"] >= number
+
+
+def _until(look: Callable[[], bool], over: Callable[[], bool]) -> bool:
+    while not look():
+        if over():
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def outage(system: str, seconds: float, how: Collection[str] = (), keep: Path | None = None) -> dict[str, Any]:
+    """Measure one outage; return what results keep. ``how`` may have ``sleeps`` and ``moves``."""
+    doing = Outage(seconds, sleeps="sleeps" in how, moves="moves" in how)
+    ended = measured(system, NETWORK, job_for(seconds), doing, keep)
+    table = ended.table()
+    changed = table["rounds"] >= 3
+    doing.measured.goes_on &= changed
+    return {
+        "system": system,
+        "how": sorted(how),
+        **vars(doing.measured),
+        "rounds": table["rounds"],
+        "words": table["words"],
+    }
+
+
+if __name__ == "__main__":
+    name, length, *flags = sys.argv[1:]
+    print(json.dumps(outage(name, float(length), set(flags))), flush=True)

@@ -1,0 +1,169 @@
+"""Sweeps of delay, loss, dropout and outages over all systems, written to a file as they end.
+
+A cell is one system at one fault. Cells run beside each other, since they mostly wait; ``load`` of a cell is the
+machine's load average before and after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from experiments import measured as origins
+from experiments.edge import outage
+from experiments.edge.bench import Bench, Ended, Job, measured
+from thalweg import machine
+
+RATE: Final = "20mbit"
+FLOWER: Final = "Flower 1.42"
+SYSTEMS: Final = (
+    FLOWER,
+    "Flower app, tcp",
+    "Flower app, grpc",
+    "Flower app, ltp",
+    "own rounds, tcp",
+    "own rounds, quic",
+    "own rounds, ltp",
+)
+FEWER: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
+AWAY: Final = ("own rounds, tcp", "own rounds, grpc", "own rounds, quic", "own rounds, ltp", "own rounds, udp")
+AWAY_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
+# Seconds for which the same clients have a link in the dropout sweep.
+PERIOD: Final = 15.0
+CLIENTS: Final = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A system at a fault. ``fault`` is seconds one way, a share of packets or clients, or seconds of an outage."""
+
+    sweep: str
+    system: str
+    fault: float
+    seconds: float
+    more: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> list[object]:
+        """What tells it from others."""
+        return [self.sweep, self.system, self.fault, *self.more]
+
+
+def cells(scale: str) -> list[Cell]:
+    """Return the cells of a scale."""
+    if scale == "ci":
+        return [
+            Cell("delay", "own rounds, tcp", 0.1, 60),
+            Cell("loss", "own rounds, quic", 0.2, 60),
+            Cell("outage", "own rounds, tcp", 10, 0),
+        ]
+    delays = [Cell("delay", s, x, 240 if x < 5 else 600) for x in (0.1, 1.0, 2.0, 5.0, 10.0) for s in SYSTEMS]
+    losses = [Cell("loss", s, x, 240) for x in (0.0, 0.2, 0.5, 0.7, 0.8) for s in SYSTEMS]
+    dropouts = [Cell("dropout", s, x, 300) for x in (0.0, 0.5, 0.9) for s in FEWER]
+    outages = [Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in (*AWAY, *AWAY_APPS)]
+    outages += [Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in AWAY]
+    return [*delays, *losses, *dropouts, *outages]
+
+
+class Dropout:
+    """Gives another random part of the clients a link in each period; at least one client has one."""
+
+    def __init__(self, share: float, clients: int, seed: int = 0) -> None:
+        """Take links from this share of the clients."""
+        self.draws = random.Random(seed)
+        self.clients = [f"client-{number + 1}" for number in range(clients)]
+        self.there = max(1, round((1 - share) * clients))
+
+    def __call__(self, bench: Bench, over: Callable[[], bool]) -> None:
+        """Begin when the first round has ended, with all clients."""
+        while not over() and not any(line["round"] >= 1 for line in bench.rounds()):
+            time.sleep(0.2)
+        while not over():
+            there = set(self.draws.sample(self.clients, self.there))
+            for client in self.clients:
+                bench.set(client, "down=false" if client in there else "down=true")
+            until = time.monotonic() + PERIOD
+            while time.monotonic() < until and not over():
+                time.sleep(0.2)
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Measure a cell; return its row."""
+    began, before = time.time(), os.getloadavg()[0]
+    is_outage = cell.sweep == "outage"
+    row = outage.outage(cell.system, cell.fault, cell.more) if is_outage else _swept(cell).table()
+    core = None if cell.system == FLOWER else machine.build().commit
+    load = [round(before, 1), round(os.getloadavg()[0], 1)]
+    return {"key": cell.key, **row, "limit": cell.seconds, "began": round(began), "load": load, "core": core}
+
+
+def _swept(cell: Cell) -> Ended:
+    job = Job(rounds=3, seconds=cell.seconds)
+    if cell.sweep == "delay":
+        # A client on a long path is away for some round trips when its link breaks.
+        return measured(cell.system, f"rate={RATE},delay={cell.fault}s", replace(job, grace=max(10.0, 12 * cell.fault)))
+    if cell.sweep == "loss":
+        loss = f",loss={100 * cell.fault:g}%" if cell.fault else ""
+        return measured(cell.system, f"rate={RATE},rtt=40ms{loss}", replace(job, grace=60.0))
+    job = replace(job, rounds=5, clients=CLIENTS, deadline=30.0)
+    return measured(cell.system, f"rate={RATE},rtt=40ms", job, Dropout(cell.fault, CLIENTS))
+
+
+def run(
+    scale: str,
+    file: Path,
+    note: Callable[[str], None],
+    *,
+    beside: int = 4,
+    sweeps: Collection[str] = (),
+    systems: Collection[str] = (),
+) -> None:
+    """Run the cells of a scale that ``file`` does not have yet; write each row to it when its cell has ended.
+
+    ``beside``: how many cells run at the same time. ``sweeps`` and ``systems`` choose some of the cells.
+    """
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    content |= {"scale": scale, "commit": origins.checkout()}
+    content |= {"command": f"python -m experiments run edge --scale {scale}", "beside": beside}
+    known = [row["key"] for row in content["rows"]]
+    missing = [c for c in cells(scale) if c.key not in known]
+    missing = [c for c in missing if (not sweeps or c.sweep in sweeps) and (not systems or c.system in systems)]
+    lock = Lock()
+
+    def one(cell: Cell) -> None:
+        try:
+            row = run_cell(cell)
+        except Exception as error:  # noqa: BLE001 - one cell must not end the others
+            note(f"{cell.key}: {type(error).__name__}: {error}")
+            return
+        with lock:
+            content["rows"].append(row)
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps(content, indent=1) + "\n")
+            part.replace(file)
+        shown = {key: row[key] for key in ("rounds", "seconds_to_target", "goes_on", "after", "again") if key in row}
+        note(f"{cell.key}: {json.dumps(shown)}")
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(beside) as pool:
+        list(pool.map(one, missing))
+
+
+def main() -> None:
+    """Run the cells that are named: ``python -m experiments.edge.sweep FILE SCALE BESIDE [SWEEPS [SYSTEMS]]``."""
+    file, scale, beside, *chosen = sys.argv[1:]
+    sweeps, systems = [[*filter(None, words.split(";"))] for words in [*chosen, "", ""][:2]]
+    run(scale, Path(file), lambda text: print(text, flush=True), beside=int(beside), sweeps=sweeps, systems=systems)
+
+
+if __name__ == "__main__":
+    main()
