@@ -21,13 +21,13 @@ from benches.graph import graph, soaks
 from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
+from benches.node_systems import node_systems
 from benches.paths import paths
 from benches.planning import planning
 from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.starting import starting
-from benches.systems import systems
 from benches.tasks import tasks
 from benches.tops import tops
 from benches.trees import trees
@@ -76,7 +76,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "forward": forwarding,
     "paths": paths,
     "rdma": rdma,
-    "trees": lambda: [*starting(), *trees(), *systems()],
+    "trees": lambda: [*starting(), *trees(), *node_systems()],
     "starts": starting,
     "tops": tops,
 }

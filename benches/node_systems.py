@@ -21,7 +21,7 @@ SYSTEMS = {"lifl": None, "sf": 3.5, "sl": 7.0}
 MANY, EACH, MORE = 20, 8 * MIB, 1.10
 
 
-def systems() -> list[Figure]:
+def node_systems() -> list[Figure]:
     """Measure transfer and fold of an update in each system, and the completion of a full node."""
     note(f"transfer and fold of {SIZE // 10**6} MB: {', '.join(SYSTEMS)}")
     return [*_transfers(), _completion()]
