@@ -152,6 +152,12 @@ lock: setup ## resolve requirements/*.lock anew
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/site.lock" $(RESOLVE) \
 	  requirements/site.in -o requirements/site.lock
 
+.PHONY: lock-systems
+lock-systems: setup ## resolve requirements/systems/*.lock anew: the systems that the table compares with
+	@for one in requirements/systems/*.in; do \
+	  UV_CUSTOM_COMPILE_COMMAND="make lock-systems" $(PYTHON) -m uv pip compile --quiet --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --override requirements/overrides.txt $$one -o $${one%.in}.lock; done
+
 .PHONY: wheel
 wheel: setup ## dist/: wheel and source for Linux, built, audited, tested with each extra (WHEEL_EXTRAS="report" for fewer); some GB
 	@$(STEP) "wheel" scripts/wheel.sh
@@ -162,6 +168,6 @@ ebpf: ## compile the eBPF programs of crates/ebpf anew; needs clang, which a bui
 
 .PHONY: clean
 clean: ## remove what the targets made; records of runs stay
-	rm -rf .venv .site site target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .site .systems site target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find python tests scripts -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/thalweg/_core*.so

@@ -1,10 +1,14 @@
-"""``make bench``: measures, prints a table, and keeps the results as JSON under benches/results."""
+"""``make bench``: measures, prints a table, and keeps the results as JSON under benches/results.
+
+``python -m benches systems`` has options of its own: it measures many systems side by side (benches/systems).
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,6 +32,7 @@ from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.starting import starting
+from benches.systems import __main__ as systems
 from benches.tasks import tasks
 from benches.tops import tops
 from benches.trees import trees
@@ -85,6 +90,8 @@ LONG = ("gpu", "soak", "rdma", "starts")
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["systems"]:
+        sys.exit(systems.main(sys.argv[2:]))
     usual = [section for section in SECTIONS if section not in LONG]
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("sections", nargs="*", default=usual, help=f"some of {', '.join(SECTIONS)}")

@@ -15,7 +15,7 @@ from typing import Any, Final
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
-PYTHON_LOCKS: Final = tuple(sorted((ROOT / "requirements").glob("*.lock")))
+PYTHON_LOCKS: Final = tuple(sorted((ROOT / "requirements").rglob("*.lock")))
 FUZZ_LOCK: Final = ROOT / "fuzz" / "Cargo.lock"
 RUST_LOCKS: Final = (ROOT / "Cargo.lock", FUZZ_LOCK)
 # Cargo's name of its default registry. Mirrors are configured outside of the repository.

@@ -7,8 +7,10 @@ documents with them, and updates the documents with ``--write``.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -363,7 +365,24 @@ def extras() -> str:
     return named(f"thalweg[{name}]" for name in extras_listed)
 
 
+def beside(part: str) -> Callable[[], str]:
+    """Return the function of benches/systems/page.py that makes a part of the comparison with other systems."""
+
+    def make() -> str:
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))
+        text: str = getattr(import_module("benches.systems.page"), part)()
+        return text
+
+    return make
+
+
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
+    "beside_conditions": beside("conditions"),
+    "beside_verdict": beside("verdict"),
+    "beside_tables": beside("tables"),
+    "beside_events": beside("events"),
+    "beside_summary": beside("summary"),
     "api": api,
     "plan": plan,
     "algorithms": algorithms,

@@ -1,0 +1,60 @@
+"""``python -m benches systems``: measures the table of systems, and writes its page.
+
+Without options it runs the small matrix: one server and four clients, 1 MiB, each path, each system. It needs root,
+since it makes network namespaces and control groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benches.systems import environments
+from benches.systems.dataset import FILE
+from benches.systems.driver import cells, run
+from benches.systems.paths import PATHS
+from benches.systems.registry import ALLREDUCE, STAR, SYSTEMS, TREE
+from thalweg.ui import units
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    if args.list:
+        for name, system in SYSTEMS.items():
+            why = system.unusable or (environments.missing(system.environment) if system.environment else None)
+            print(f"{name:24} {', '.join(system.works):24} {why or ''}")
+        return 0
+    if args.install is not None:
+        failed = {name: why for name in args.install or environments.names() if (why := environments.install(name))}
+        for name, why in failed.items():
+            print(f"{name}: {why}", file=sys.stderr)
+        return 1 if failed else 0
+    events: tuple[str | None, ...] = tuple(args.event) if args.event else (None,)
+    sizes = [units.parse_size(text) for text in args.size]
+    systems = args.system or list(SYSTEMS)
+    chosen = cells(systems, works=args.work, clients=args.clients, sizes=sizes, paths=args.path, events=events)
+    run(list(chosen), turns=args.turns, rounds=args.rounds, path=args.out, resume=args.resume)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benches systems", description=__doc__)
+    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="only this one; may be repeated")
+    parser.add_argument("--work", nargs="+", choices=(STAR, ALLREDUCE, TREE), default=[STAR])
+    parser.add_argument("--clients", nargs="+", type=int, default=[4], help="clients of a star, parties otherwise")
+    parser.add_argument("--size", nargs="+", default=["1MiB"])
+    parser.add_argument("--path", nargs="+", choices=list(PATHS), default=list(PATHS))
+    parser.add_argument("--event", nargs="+", choices=("kill", "away"), help="instead of rounds: what a fault does")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of a turn that count")
+    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--resume", action="store_true", help="go on: leave out what the data set has")
+    parser.add_argument("--install", nargs="*", metavar="NAME", help="make environments from their lock files")
+    parser.add_argument("--list", action="store_true", help="the systems, and what each lacks here")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""One cell of the table: starts the parties of a system on a path, and measures their rounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benches.common import FOLDER
+from benches.systems import environments
+from benches.systems.groups import Group
+from benches.systems.paths import PATHS, Network, bound, network
+from benches.systems.registry import ALLREDUCE, STAR, System
+from thalweg.lab.inside import command
+
+CONTRACT: Final = Path(__file__).parent / "contract"
+#: Seconds between two looks at the parties: their memory, and what they have written.
+LOOK: Final = 0.05
+#: A result may differ from the right mean by this much, since systems add in other orders.
+TOLERANCE: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: a system, a work, its number of clients, a size in bytes, a path; and what goes wrong."""
+
+    system: str
+    work: str
+    clients: int
+    size: int
+    path: str
+    event: str | None = None  # "kill" or "away"
+
+    @property
+    def key(self) -> str:
+        return " | ".join(str(value) for value in asdict(self).values())
+
+
+@dataclass
+class Outcome:
+    """What came of one run of a cell. ``seconds`` are those of the rounds that count."""
+
+    seconds: list[float] = field(default_factory=list)
+    first_seconds: float | None = None
+    failure: str | None = None
+    wire_bytes: float | None = None  # a round
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # a round
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    event: dict[str, Any] | None = None
+
+
+class Parties:
+    """The running parties of a cell, and what they have written."""
+
+    def __init__(self, folder: Path, job: dict[str, Any], net: Network, system: System, stack: ExitStack) -> None:
+        self.folder, self.job, self.net, self.system, self._stack = folder, job, net, system, stack
+        self.groups: list[Group] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        (folder / "job.json").write_text(json.dumps(job))
+
+    def start(self, index: int) -> None:
+        """Start a party in its host and its control group. Everything that it starts belongs to the group too."""
+        group = Group(str(index))
+        # Called last in, first out: the group ends the party's processes, and then the first of them is waited for.
+        self._stack.callback(lambda: self.processes[index].wait() if index < len(self.processes) else None)
+        self._stack.callback(group.close)
+        self.groups.append(group)
+        python = (
+            sys.executable if self.system.environment is None else str(environments.python(self.system.environment))
+        )
+        join = "".join(f"echo $$ > {file}; " for file in group.files)
+        script = [python, str(self.system.folder / "party.py"), str(self.folder), str(index)]
+        inside = command(["sh", "-c", f'{join}exec "$@"', "sh", *script], namespace=self.net.hosts[index]["namespace"])
+        log = self._stack.enter_context((self.folder / f"{index}.log").open("wb"))
+        environment = {
+            "PATH": f"{Path(python).parent}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(CONTRACT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **self.system.environ,
+        }
+        self.processes.append(
+            subprocess.Popen(
+                ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environment.items()), *inside],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=FOLDER, start_new_session=True,
+            )
+        )  # fmt: skip
+
+    def lines(self, index: int) -> list[dict[str, Any]]:
+        """Return what a party has reported so far. A line that is still being written does not count."""
+        path = self.folder / f"{index}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def log(self, index: int) -> str:
+        return (self.folder / f"{index}.log").read_text(errors="replace").strip()[-600:]
+
+    def sample(self) -> None:
+        for group in self.groups:
+            group.sample()
+
+    def ended_badly(self) -> str | None:
+        """Return how a party has failed, or None."""
+        for index, process in enumerate(self.processes):
+            if process.poll():
+                return f"party {index} ended with {process.returncode}: {self.log(index)}"
+        return None
+
+
+@contextmanager
+def started(cell: Cell, system: System, rounds: int, seed: int) -> Iterator[Parties]:
+    """Start the parties of a cell, the server first; the clients start when the server is ready."""
+    count = cell.clients + 1 if cell.work == STAR else cell.clients
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benches-")))
+        net = stack.enter_context(network(PATHS[cell.path], cell.work, count - 1, seed))
+        job = {
+            "work": cell.work, "clients": count - 1, "size": cell.size, "rounds": rounds,
+            "addresses": net.addresses, "device": net.device, "options": dict(system.options),
+        }  # fmt: skip
+        parties = Parties(folder, job, net, system, stack)
+        parties.start(0)
+        wait(parties, folder / "0.ready", time.monotonic() + system.slack)
+        for index in range(1, count):
+            parties.start(index)
+        yield parties
+
+
+def wait(parties: Parties, path: Path, until: float) -> None:
+    """Wait until a party has made a file. Raises RuntimeError if a party fails or the time is over."""
+    while not path.exists():
+        parties.sample()
+        failure = parties.ended_badly()
+        if failure is not None:
+            raise RuntimeError(failure)
+        if time.monotonic() > until:
+            raise RuntimeError(f"no {path.name} in time; party 0 wrote: {parties.log(0)}")
+        time.sleep(LOOK)
+
+
+def reported(parties: Parties, number: int, until: float) -> None:
+    """Wait until the server has reported a round. Raises RuntimeError if a party fails or the time is over."""
+    while len(parties.lines(0)) < number:
+        parties.sample()
+        failure = parties.ended_badly()
+        if failure is not None and len(parties.lines(0)) < number:
+            raise RuntimeError(failure)
+        if time.monotonic() > until:
+            done = len(parties.lines(0))
+            raise RuntimeError(f"not over in time, after {done} of {number} rounds; party 0 wrote: {parties.log(0)}")
+        time.sleep(LOOK)
+
+
+def measured(cell: Cell, system: System, rounds: int, seconds: float, seed: int = 1) -> Outcome:
+    """Run a cell with ``rounds`` rounds that count, and one before them. It may take ``seconds`` for its rounds."""
+    outcome = Outcome()
+    try:
+        with started(cell, system, rounds + 1, seed) as parties:
+            _measure(parties, outcome, rounds + 1, seconds + system.slack)
+    except RuntimeError as error:
+        outcome.failure = str(error)
+    return outcome
+
+
+def _measure(parties: Parties, outcome: Outcome, rounds: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    reported(parties, 1, until)
+    net, groups, pid = parties.net, parties.groups, parties.processes[0].pid
+    before = net.wire_bytes(pid), [group.cpu_seconds() for group in groups]
+    (parties.folder / "first").touch()
+    try:
+        reported(parties, rounds, until)
+    finally:
+        parties.sample()
+        lines = [parties.lines(index) for index in range(len(groups))]
+        outcome.first_seconds, *outcome.seconds = seconds_of(parties.job["work"], lines)
+        outcome.peak_bytes = {name: group.peak for name, group in zip(net.names, groups, strict=True)}
+    after = net.wire_bytes(pid), [group.cpu_seconds() for group in groups]
+    outcome.wire_bytes = (after[0] - before[0]) / (rounds - 1)
+    used = zip(net.names, before[1], after[1], strict=True)
+    outcome.cpu_seconds = {name: (end - begin) / (rounds - 1) for name, begin, end in used}
+    (parties.folder / "last").touch()
+    for line in lines[0]:
+        right = right_value(parties.job["work"], len(groups), line["round"])
+        if line["value"] is None or abs(line["value"] - right) > TOLERANCE:
+            raise RuntimeError(f"round {line['round']} has the result {line['value']}, and {right} is right")
+
+
+def right_value(work: str, parties: int, number: int) -> float:
+    """Return the right result of a round: the mean of what the clients send, or the model itself in a tree."""
+    if work == STAR:
+        return number + parties / 2
+    return number + (parties + 1) / 2 if work == ALLREDUCE else number
+
+
+def seconds_of(work: str, lines: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
+    """Return the seconds of each round that all reporting parties have finished.
+
+    A star's round lasts from the server's begin to its end; an all-reduce from the last party's begin to the last
+    party's end; a tree from the root's begin to the last party's end. All parties share the kernel's monotonic clock.
+    """
+    if work == STAR:
+        return [line["end"] - line["begin"] for line in lines[0]]
+    begin = max if work == ALLREDUCE else lambda begins: next(iter(begins))
+    return [
+        max(line["end"] for line in row) - begin(line["begin"] for line in row) for row in zip(*lines, strict=False)
+    ]
+
+
+def limit(cell: Cell) -> float:
+    """Return how many seconds the rounds of a cell may take: 40 times the path's bound each, and a minute at least."""
+    parties = cell.clients + 1 if cell.work == STAR else cell.clients
+    least = bound(PATHS[cell.path], cell.work, parties, cell.size) or 1.0
+    return min(900.0, 60.0 + 40 * least)

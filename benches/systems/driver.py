@@ -1,0 +1,78 @@
+"""Measures the cells of the table, the systems by turns, and appends each run to the data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+from benches.common import Spread, note
+from benches.systems import environments
+from benches.systems.cell import Cell, Outcome, limit, measured
+from benches.systems.dataset import Line, append, now, read
+from benches.systems.events import with_event
+from benches.systems.registry import SYSTEMS, System
+from thalweg import _core, machine, wire
+
+
+def cells(
+    systems: Sequence[str],
+    *,
+    works: Sequence[str],
+    clients: Sequence[int],
+    sizes: Sequence[int],
+    paths: Sequence[str],
+    events: Sequence[str | None] = (None,),
+) -> Iterator[Cell]:
+    """Yield the cells of a matrix. Cells that are compared with each other follow each other."""
+    for work, count, size, path, event in product(works, clients, sizes, paths, events):
+        for name in systems:
+            system = SYSTEMS[name]
+            if work in system.works and (system.paths is None or path in system.paths):
+                yield Cell(name, work, count, size, path, event)
+
+
+def version_of(system: System) -> tuple[str, bool]:
+    """Return what ran, and whether it is a build for debugging, whose times say nothing."""
+    if system.environment is None:
+        info = wire.plain(_core.build_info())
+        return f"thalweg {info['version']} at {info['commit']}", bool(info["debug"])
+    return f"{system.package} {environments.versions(system.environment).get(system.package or '', 'of the system')}", (
+        False
+    )
+
+
+def run(chosen: Sequence[Cell], *, turns: int, rounds: int, path: Path, resume: bool) -> list[Line]:
+    """Measure each cell in ``turns`` turns of ``rounds`` rounds, and return the new lines.
+
+    With ``resume`` a cell and turn that the data set has is not measured again.
+    """
+    have = {(line.cell, line.turn) for line in read(path)} if resume else set()
+    facts = machine.facts()
+    here = {"kernel": facts.kernel, **wire.table_of(facts.machine)}
+    lines = []
+    for turn in range(1, turns + 1):
+        for cell in chosen:
+            if (cell, turn) in have:
+                continue
+            line = _one(cell, turn, rounds, here)
+            append(path, line)
+            lines.append(line)
+    return lines
+
+
+def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
+    system = SYSTEMS[cell.system]
+    began, load = now(), os.getloadavg()[0]
+    why = system.unusable or (system.environment and environments.missing(system.environment))
+    if why:
+        outcome = Outcome(failure=why)
+    elif cell.event is not None:
+        outcome = with_event(cell, system, seed=turn)
+    else:
+        outcome = measured(cell, system, min(rounds, system.most_rounds or rounds), limit(cell), seed=turn)
+    text = f"{Spread.of(outcome.seconds).text(1, 3)} s" if outcome.seconds else ""
+    note(f"turn {turn}: {cell.key}: {text} {outcome.failure or ''} {outcome.event or ''}")
+    version, debug = version_of(system)
+    return Line(cell, turn, began, load, dict(here), version, debug, outcome)

@@ -1,0 +1,83 @@
+"""What a system does when a client is killed in the middle of a round, and when a client's link is away for 20 s."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from benches.systems.cell import LOOK, TOLERANCE, Cell, Outcome, Parties, limit, reported, right_value, started
+from benches.systems.registry import System
+
+#: Seconds for which a link is away, and for which the parties are watched after the event.
+AWAY: Final = 20.0
+WATCH: Final = 60.0
+KILL: Final = "kill"
+
+
+def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) -> Outcome:
+    """Run a cell until its second round has ended. In the middle of the third, let the event happen, and watch.
+
+    A system that can end a round without all clients is told so, as its documentation says. The parties are watched
+    for ``watch`` seconds.
+    """
+    more = {"enough": cell.clients - 1} if cell.event == KILL else {}
+    system = replace(system, options={**system.options, **more})
+    outcome = Outcome()
+    try:
+        with started(cell, system, 4, seed) as parties:
+            until = time.monotonic() + limit(cell) + system.slack
+            reported(parties, 1, until)
+            (parties.folder / "first").touch()
+            reported(parties, 2, until)
+            last = parties.lines(0)[1]
+            outcome.seconds = [last["end"] - last["begin"]]
+            _sleep(parties, outcome.seconds[0] / 2)
+            outcome.event = _kill(parties, cell, watch) if cell.event == KILL else _away(parties, cell, watch)
+    except RuntimeError as error:
+        outcome.failure = str(error)
+    return outcome
+
+
+def _sleep(parties: Parties, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        parties.sample()
+        time.sleep(min(LOOK, max(0.0, until - time.monotonic())))
+
+
+def _kill(parties: Parties, cell: Cell, watch: float) -> dict[str, Any]:
+    parties.groups[-1].kill()
+    return _watched(parties, cell, watch, dead=cell.clients)
+
+
+def _away(parties: Parties, cell: Cell, watch: float) -> dict[str, Any]:
+    parties.net.away(1, away=True)
+    _sleep(parties, AWAY)
+    parties.net.away(1, away=False)
+    return _watched(parties, cell, watch, dead=None)
+
+
+def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> dict[str, Any]:
+    """Return what has become of the third round: ``went on``, ``ended`` (a party failed), ``wrong``, or ``hung``.
+
+    ``seconds`` are those of the round, or those since the event.
+    """
+    begin = time.monotonic()
+    while len(parties.lines(0)) < 3:
+        _sleep(parties, LOOK)
+        failed = [
+            f"party {index} ended with {process.returncode}: {parties.log(index)}"
+            for index, process in enumerate(parties.processes)
+            if index != dead and process.poll()
+        ]
+        if failed:
+            return {"result": "ended", "seconds": time.monotonic() - begin, "words": failed[0]}
+        if time.monotonic() - begin > seconds:
+            return {"result": "hung", "seconds": seconds}
+    line = parties.lines(0)[2]
+    right = [right_value(cell.work, len(parties.groups), 3)]
+    if dead is not None:
+        right.append(3 + sum(range(1, cell.clients)) / (cell.clients - 1))
+    good = line["value"] is not None and min(abs(line["value"] - one) for one in right) <= TOLERANCE
+    return {"result": "went on" if good else "wrong", "seconds": line["end"] - line["begin"], "value": line["value"]}

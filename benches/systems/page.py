@@ -1,0 +1,242 @@
+"""Tables of docs/explanation/beside-others.md, and the README's rows, made from the data set alone.
+
+scripts/docs_tables.py calls these functions, so scripts/check_docs.py says if a document differs from the data set.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from benches.common import MIB
+from benches.systems.dataset import FILE, Line, Row, read, rows
+from benches.systems.paths import PATHS
+from benches.systems.registry import SYSTEMS, System
+from thalweg.sections import toml
+
+#: Why thalweg is not first in a cell, written by hand after looking.
+CAUSES: Final = Path(__file__).parent / "causes.toml"
+#: Thalweg counts as first if it takes at most this much longer than the fastest.
+NEAR: Final = 1.05
+WORDS: Final = {
+    "star": "A server and {clients} clients: the model down, updates up, their mean",
+    "allreduce": "All-reduce of {clients} parties",
+    "tree": "The model from one root to {clients} parties",
+}
+HEAD: Final = (
+    "system", "seconds: median (least to most)", "rounds", "of the bound", "wire / least", "memory: server, client",
+    "CPU s a round",
+)  # fmt: skip
+Group = tuple[str, int, int, str]
+
+
+def group_of(row: Row) -> Group:
+    return row.cell.work, row.cell.clients, row.cell.size, row.cell.path
+
+
+def groups(lines: Iterable[Line]) -> list[tuple[Group, list[Row]]]:
+    """Return the rows that are compared with each other, without those of events."""
+    order = {name: place for place, name in enumerate(PATHS)}
+    works = {name: place for place, name in enumerate(WORDS)}
+    key = lambda row: (works[row.cell.work], row.cell.clients, row.cell.size, order[row.cell.path])  # noqa: E731
+    made = sorted((row for row in rows(lines) if row.cell.event is None and row.cell.system in SYSTEMS), key=key)
+    return [(group_of(of[0]), of) for _, of in ((k, list(g)) for k, g in groupby(made, key))]
+
+
+def tables(path: Path = FILE) -> str:
+    """Return a section with a table for each work, number of clients, size and path."""
+    parts = []
+    for group, of in groups(read(path)):
+        work, clients, size, name = group
+        title = f"### {WORDS[work].format(clients=clients)}; {size // MIB} MiB; {name}: {PATHS[name].text}"
+        parts.append(f"{title}\n\n{_table(HEAD, [_line(row) for row in _sorted(of)])}")
+        missing = _missing(work, {row.cell.system for row in of}, name)
+        if missing:
+            parts.append(missing)
+    return "\n\n".join(parts)
+
+
+def _sorted(of: Sequence[Row]) -> list[Row]:
+    return sorted(of, key=lambda row: row.seconds.median if row.usable and row.seconds else float("inf"))
+
+
+def _line(row: Row) -> list[str]:
+    name = f"**{row.cell.system}**" if SYSTEMS[row.cell.system].ours else row.cell.system
+    name += " †" if row.busy else ""
+    if not row.usable or row.seconds is None:
+        return [name, f"failed: {_short(row.failures)}", *[""] * 5]
+    spread, bound = row.seconds, row.bound
+    least = row.cell.size * {"star": 2 * row.cell.clients, "tree": row.cell.clients - 1}.get(
+        row.cell.work, 2 * (row.cell.clients - 1)
+    )
+    wire, cpu = row.mean("wire_bytes"), row.cpu()
+    return [
+        name,
+        f"{number(spread.median)} ({number(spread.least)} to {number(spread.most)})",
+        str(spread.repetitions),
+        "" if bound is None else f"{bound / spread.median:.2f}",
+        "" if wire is None else f"{wire / least:.2f}",
+        f"{_mib(row.peak(server=True))}, {_mib(row.peak(server=False))}",
+        "" if cpu is None else number(cpu),
+    ]
+
+
+def number(value: float) -> str:
+    """Return seconds with three digits."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _mib(value: int | None) -> str:
+    return "" if value is None else f"{value / MIB:.0f} MiB"
+
+
+def _short(failures: Sequence[str]) -> str:
+    words = [line for line in "\n".join(failures[:1]).splitlines() if line.strip()]
+    text = words[-1].strip() if words else "no round was measured"
+    return text[-160:].replace("|", "/")
+
+
+def _missing(work: str, measured: set[str], path: str) -> str:
+    """Return which systems are not in a table, and why."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for system in SYSTEMS.values():
+        if system.name not in measured:
+            reasons[_why(system, work, path)].append(system.name)
+    return "".join(f"Not in this table: {', '.join(names)} ({why}). " for why, names in reasons.items()).strip()
+
+
+def _why(system: System, work: str, path: str) -> str:
+    if system.unusable:
+        return system.unusable
+    if work not in system.works:
+        return system.lacks.get(work, "it does not do this work")
+    if system.paths is not None and path not in system.paths:
+        return f"it works on {', '.join(system.paths)} only"
+    return "not measured yet"
+
+
+def verdicts(lines: Iterable[Line]) -> list[tuple[Group, Row | None, Row, bool]]:
+    """Return for each cell thalweg's fastest row, the fastest row, and whether thalweg is first or within 5 %.
+
+    A cell counts if a system other than thalweg was measured in it, and thalweg can do the work.
+    """
+    found = []
+    for group, of in groups(lines):
+        usable = [row for row in _sorted(of) if row.usable]
+        ours = next((row for row in usable if SYSTEMS[row.cell.system].ours), None)
+        others = [row for row in usable if not SYSTEMS[row.cell.system].ours]
+        if not others:
+            continue
+        first = usable[0]
+        won = ours is not None and _median(ours) <= NEAR * _median(first)
+        found.append((group, ours, first, won))
+    return found
+
+
+def _median(row: Row) -> float:
+    assert row.seconds is not None
+    return row.seconds.median
+
+
+def verdict(path: Path = FILE) -> str:
+    """Return the share of cells that thalweg wins, a table of all cells, and the causes of its losses."""
+    found = verdicts(read(path))
+    won = sum(one[3] for one in found)
+    causes = toml.loads(CAUSES.read_text(), str(CAUSES)) if CAUSES.exists() else {}
+    head = ("work", "size", "path", "thalweg's fastest", "fastest of the others", "", "why it is not first")
+    body = []
+    lines = read(path)
+    of_group = dict(groups(lines))
+    for group, ours, first, good in found:
+        work, clients, size, name = group
+        other = next(row for row in _sorted(of_group[group]) if row.usable and not SYSTEMS[row.cell.system].ours)
+        cause = "" if good else causes.get(f"{work}-{clients}-{size // MIB}-{name}", "not looked into yet")
+        place = "**behind**" if not good else "first" if ours is first else "within 5 %"
+        mine = "it does not do this work" if ours is None else _brief(ours)
+        body.append([f"{work}, {clients}", f"{size // MIB} MiB", name, mine, _brief(other), place, str(cause)])
+    share = f"thalweg is first or within 5 % in {won} of {len(found)} cells ({won / len(found):.0%})." if found else ""
+    return f"{share}\n\n{_table(head, body)}" if found else "Nothing is measured yet."
+
+
+def _brief(row: Row) -> str:
+    return f"{row.cell.system.removeprefix('thalweg ')} {number(_median(row))} s"
+
+
+def events(path: Path = FILE) -> str:
+    """Return the table of what faults do."""
+    head = ("system", "a client is killed in the middle of a round", "a client's link is away for 20 s")
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows(read(path)):
+        if row.cell.event is not None:
+            found[row.cell.system][row.cell.event] = "; ".join(dict.fromkeys(_event(line) for line in row.lines))
+    body = [
+        [name, of.get("kill", "not measured yet"), of.get("away", "not measured yet")] for name, of in found.items()
+    ]
+    return _table(head, body) if body else "Nothing is measured yet."
+
+
+def _event(line: Line) -> str:
+    event = line.outcome.event
+    if event is None:
+        return f"failed before: {_short([line.outcome.failure or ''])}"
+    seconds = number(event["seconds"])
+    return {
+        "went on": f"the round ended after {seconds} s with a right mean",
+        "wrong": f"the round ended after {seconds} s with a wrong mean",
+        "hung": f"nothing for {seconds} s",
+        "ended": f"a party ended {seconds} s later: {_short([event.get('words', '')])}",
+    }[event["result"]]
+
+
+def conditions(path: Path = FILE) -> str:
+    """Return what was measured, when, and on which machine."""
+    lines = read(path)
+    if not lines:
+        return "Nothing is measured yet."
+    machines = dict.fromkeys(
+        f"{line.machine['cpu']}, {line.machine['cores']} cores, {line.machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{line.machine['kernel']}" for line in lines
+    )  # fmt: skip
+    loads = [line.load for line in lines]
+    busy = sum(line.busy for line in lines)
+    debug = sum(line.debug for line in lines)
+    versions = dict.fromkeys(line.version for line in lines)
+    when = f"from {min(line.time for line in lines)} to {max(line.time for line in lines)} UTC"
+    load = (
+        f"Load average before a run: {min(loads):.1f} to {max(loads):.1f}. A † marks rows with runs that began "
+        f"under a load of more than half of the cores, when other programs were at work: {busy} runs."
+    )
+    found = [
+        f"{len(lines)} runs, {when}.",
+        f"Machine: {'; '.join(machines)}.",
+        load,
+        f"Runs of thalweg in a build for debugging: {debug}.",
+        f"Versions: {', '.join(versions)}.",
+    ]  # fmt: skip
+    return "\n".join(f"- {line}" for line in found)
+
+
+def summary(path: Path = FILE) -> str:
+    """Return the README's lines: one for each path of the small star, thalweg beside the fastest other and Flower."""
+    head = ("path", "thalweg's fastest", "fastest of the others", "Flower")
+    body = []
+    for (work, clients, size, name), of in groups(read(path)):
+        if (work, clients, size) != ("star", 4, MIB):
+            continue
+        usable = [row for row in _sorted(of) if row.usable]
+        ours = next((row for row in usable if SYSTEMS[row.cell.system].ours), None)
+        other = next((row for row in usable if not SYSTEMS[row.cell.system].ours), None)
+        flower = next((row for row in usable if row.cell.system == "Flower"), None)
+        shown = ["" if row is None else _brief(row) for row in (ours, other, flower)]
+        body.append([f"{name}: {PATHS[name].text}", *shown])
+    return _table(head, body) if body else "Nothing is measured yet."
+
+
+def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in line)} |" for line in lines
+    )

@@ -1,0 +1,77 @@
+"""The systems of the table: where each script is, its environment, what it can do, and how it is driven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benches.common import MIB
+
+RIVALS: Final = Path(__file__).parent / "rivals"
+STAR, ALLREDUCE, TREE = "star", "allreduce", "tree"
+
+
+@dataclass(frozen=True)
+class System:
+    """One line of the table.
+
+    ``environment`` is a lock file's name, or None for thalweg's own. ``works`` are the works that the system does.
+    ``lacks`` says of other works why not. ``unusable`` says why the system cannot run here at all.
+    """
+
+    name: str
+    script: str
+    environment: str | None
+    package: str | None
+    works: tuple[str, ...] = (STAR,)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    #: The paths that it works over; None for all.
+    paths: tuple[str, ...] | None = None
+    unusable: str | None = None
+    #: The line in the table that this one is tuned from.
+    tuned: str | None = None
+    #: Seconds that the start and the rounds may take beyond the time of the path.
+    slack: float = 60.0
+    #: The most rounds of a turn that count, for a system whose rounds take more than ten seconds on any path.
+    most_rounds: int | None = None
+    #: Variables of the environment of each party.
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return RIVALS / self.script
+
+    @property
+    def ours(self) -> bool:
+        return self.environment is None
+
+
+NO_PEERS: Final = {
+    ALLREDUCE: "it has a server and clients; clients do not reach each other",
+    TREE: "it has a server and clients; clients do not reach each other",
+}
+
+
+def _thalweg(transport: str, **more: Any) -> System:
+    return System(f"thalweg {transport}", "thalweg", None, None, options={"transport": transport}, **more)
+
+
+SYSTEMS: Final = {
+    system.name: system
+    for system in (
+        _thalweg("tcp"),
+        _thalweg("grpc"),
+        _thalweg("quic"),
+        _thalweg("ltp"),
+        _thalweg("unifl"),
+        _thalweg("shm", paths=("loopback",)),
+        System("gRPC", "grpc", "grpc", "grpcio", lacks=NO_PEERS),
+        System("gRPC, chunks", "grpc", "grpc", "grpcio", options={"chunk": MIB}, lacks=NO_PEERS, tuned="gRPC"),
+        System("HTTP", "http", "http", "aiohttp", lacks=NO_PEERS),
+        System("Flower", "flower", "flower", "flwr", lacks=NO_PEERS, slack=180.0, most_rounds=2),
+        System("gloo", "gloo", "torch", "torch", works=(STAR, ALLREDUCE, TREE)),
+    )
+}

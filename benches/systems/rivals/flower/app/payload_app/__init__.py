@@ -1,0 +1,1 @@
+"""A Flower app that moves a model and trains nothing."""
