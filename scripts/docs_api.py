@@ -24,7 +24,7 @@ from thalweg.tensors import named
 # Heading of a part of the page -> the public names in it. Errors have a part that is not listed here.
 PARTS: Final = {
     "Whole jobs": ("run", "RunResult", "Plan"),
-    "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds"),
+    "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds", "report_progress"),
     "Low communication": ("diloco", "Peer", "FragmentApp"),
     "Asynchronous rounds": ("fedbuff", "fedbuff_client", "Version", "Update"),
     "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),

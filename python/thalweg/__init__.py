@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
+    from thalweg.training_progress import report_progress
 
 __all__ = [
     "App",
@@ -69,6 +70,7 @@ __all__ = [
     "fedbuff",
     "fedbuff_client",
     "layout_of",
+    "report_progress",
     "rounds",
     "run",
     "step_size",
@@ -114,6 +116,7 @@ _HOMES = {
     "fedbuff": "asynchronous",
     "fedbuff_client": "asynchronous",
     "layout_of": "tensors.arena",
+    "report_progress": "training_progress",
     "rounds": "api",
     "run": "local_run",
     "step_size": "nodes",

@@ -83,6 +83,8 @@ def run(plan: Plan, *, resume: Path | str | None = None) -> RunResult:
 class _Logged:
     """Writes the progress of a job to the logger ``thalweg``."""
 
+    shows_training = False
+
     def __init__(self) -> None:
         self._total = 0
         self._on_graph = False
@@ -95,6 +97,9 @@ class _Logged:
         self._total = rounds
 
     def observe(self, state: str) -> None:
+        """Ignore the state of single clients."""
+
+    def trained(self, client: str, number: int, fraction: float) -> None:
         """Ignore the state of single clients."""
 
     def end(self, entry: Entry) -> None:

@@ -20,6 +20,7 @@ from thalweg.data.dataset import Dataset
 from thalweg.data.text import Text
 from thalweg.data.transform import batch
 from thalweg.errors import DataError
+from thalweg.training_progress import report_progress
 
 # FedComm's batch size for evaluation. On a CPU the activations of larger batches do not fit the cache: a batch size of
 # 500 takes twice as long.
@@ -103,6 +104,7 @@ def train_counting(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -
     added = settings.corrections or {}
     corrections = [(p, torch.from_numpy(added[name])) for name, p in model.named_parameters() if name in added]
     loss_sum, correct, seen, steps = 0.0, 0, 0, 0
+    total = _steps(len(data), settings)
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -113,6 +115,7 @@ def train_counting(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -
             correct += batch_correct
             seen += labels.numel()
             steps += 1
+            report_progress(steps / total)
     optimiser.drop_gradients()
     return len(data), steps, {"loss": loss_sum / seen, "train_accuracy": correct / seen}
 
@@ -145,14 +148,24 @@ def _all_batches(samples: int, settings: LocalSGD, generator: torch.Generator) -
     yield from islice((chosen for _ in epochs for chosen in _batches(samples, settings, generator)), settings.steps)
 
 
-def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield shuffled batches of indices; a last one below the minimum joins the one before it."""
-    order = torch.randperm(samples, generator=generator).numpy()
+def _steps(samples: int, settings: LocalSGD) -> int:
+    """Return how many batches ``_all_batches`` yields."""
+    return settings.epochs * (1 + len(_cuts(samples, settings))) if settings.steps is None else settings.steps
+
+
+def _cuts(samples: int, settings: LocalSGD) -> list[int]:
+    """Return where an epoch's samples are divided into batches; a last one below the minimum joins the one before."""
     size = max(settings.batch, settings.minimum_batch)
     cuts = list(range(size, samples, size))
     if cuts and samples - cuts[-1] < settings.minimum_batch:
         cuts.pop()
-    yield from np.split(order, cuts)
+    return cuts
+
+
+def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield shuffled batches of indices."""
+    order = torch.randperm(samples, generator=generator).numpy()
+    yield from np.split(order, _cuts(samples, settings))
 
 
 def _step(

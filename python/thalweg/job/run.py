@@ -72,6 +72,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             in_process=in_process,
             work=take_orders,
             modules=modules_of(plan),
+            on_training=progress.trained,
         )
         try:
             if nodes is not None:
@@ -147,6 +148,7 @@ def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_
         congestion=_dealt(plan, names),
         app=None if plan.app is None else NamedApp(plan.app.object, plan.app.options),
         tensors=plan.model.tensors,
+        shows_training=host.progress.shows_training,
         urls=host.server.addresses if isinstance(host.server, Tree) else {},
     )
 

@@ -16,17 +16,27 @@ from thalweg.ui.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
+    from rich.table import Column
 
     from thalweg.outcome import Entry
 
 SHOWN_CLIENTS: Final = 8
+# Widths of columns of bars, in characters: names, which may be longer, bars, and times as 0:00:00.
+MOST_NAME: Final = 24
+BAR_WIDTH: Final = 20
+TIME_WIDTH: Final = 7
 # Maximum length of a line, in bytes.
 LONGEST: Final = 4096
+# The phase in which a client trains, as the core names it.
+TRAINING: Final = "training"
 FINAL_PHASES: Final = ("whole", "partial", "rejected", "lost", "late")
 
 
 class Progress(Protocol):
     """Shows the progress of a job."""
+
+    # Whether ``trained`` has an effect.
+    shows_training: bool
 
     def note(self, text: str) -> None:
         """Show a line."""
@@ -36,6 +46,9 @@ class Progress(Protocol):
 
     def observe(self, state: str) -> None:
         """Show the state of the clients: JSON from the core, several times a second."""
+
+    def trained(self, client: str, number: int, fraction: float) -> None:
+        """Show that a client has done this fraction of its training in round ``number``. Any thread may call this."""
 
     def end(self, entry: Entry) -> None:
         """Show a round that has ended, from its journal entry."""
@@ -98,6 +111,8 @@ def missing_words(entry: Entry) -> list[str]:
 class LineProgress:
     """Shows one line for each round."""
 
+    shows_training = False
+
     def __init__(self) -> None:
         self._rounds = 0
 
@@ -111,6 +126,9 @@ class LineProgress:
         self._rounds = rounds
 
     def observe(self, state: str) -> None:
+        pass
+
+    def trained(self, client: str, number: int, fraction: float) -> None:
         pass
 
     def end(self, entry: Entry) -> None:
@@ -135,29 +153,46 @@ class _State:
     clients: Mapping[str, _Client]
 
 
+def _one_line(make: type[Column], most: int) -> Column:
+    """Return a column of at most so many characters, whose longer texts are cut."""
+    return make(no_wrap=True, overflow="ellipsis", max_width=most)
+
+
 class Bars:
-    """Shows a bar for the round and one for each of the first clients; the other clients are counted by phase."""
+    """Shows a bar for the round and one for each of the first clients; the other clients are counted by phase.
+
+    A bar is how much of its present phase a client has done: of its training, or of sending its update. A client
+    reports its training if it runs on this machine (``thalweg.training_progress``).
+    """
+
+    shows_training = True
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
+        console = console or terminal.console(stderr=True)
+        # Each row is one line: what is longer than its column ends with an ellipsis. Between columns is one space.
+        phase_width = max(MOST_NAME, console.width - MOST_NAME - BAR_WIDTH - TIME_WIDTH - 3)
         self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[phase]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=_one_line(Column, MOST_NAME)),
+            BarColumn(bar_width=BAR_WIDTH),
+            TextColumn("{task.fields[phase]}", markup=False, table_column=_one_line(Column, phase_width)),
             TimeElapsedColumn(),
-            console=console or terminal.console(stderr=True),
+            console=console,
             transient=True,
         )
-        self._rounds = 0
+        self._rounds = self._number = 0
         self._round: TaskID | None = None
+        # The fraction of its training that a client has done in a round, by the client's name.
+        self._trained: dict[str, tuple[int, float]] = {}
         self._clients: dict[str, TaskID] = {}
 
     def note(self, text: str) -> None:
         self._bars.console.print(_core.plain_text(text, LONGEST), highlight=False, markup=False)
 
     def begin(self, number: int, rounds: int) -> None:
-        self._rounds = rounds
+        self._rounds, self._number = rounds, number
         self._bars.start()
         self._clear()
         self._round = self._bars.add_task(f"round {number}/{rounds}", total=1.0, phase="sending the model")
@@ -167,12 +202,23 @@ class Bars:
         for name, client in list(clients.items())[:SHOWN_CLIENTS]:
             if name not in self._clients:
                 self._clients[name] = self._bars.add_task(f"  {name}", total=1.0, phase="")
-            self._bars.update(self._clients[name], completed=_done(client), phase=client.phase)
+            done = self._done(name, client)
+            phase = f"{client.phase} {100 * done:.0f} %" if client.phase == TRAINING and done else client.phase
+            self._bars.update(self._clients[name], completed=done, phase=phase)
         if self._round is not None and clients:
-            mean = sum(map(_done, clients.values())) / len(clients)
+            mean = sum(self._done(*one) for one in clients.items()) / len(clients)
             counts = Counter(client.phase for client in clients.values())
             phases = ", ".join(f"{count} {phase}" for phase, count in counts.most_common())
             self._bars.update(self._round, completed=mean, phase=phases)
+
+    def trained(self, client: str, number: int, fraction: float) -> None:
+        self._trained[client] = (number, fraction)
+
+    def _done(self, name: str, client: _Client) -> float:
+        if client.phase == TRAINING:
+            number, fraction = self._trained.get(name, (0, 0.0))
+            return fraction if number == self._number else 0.0
+        return 1.0 if client.phase in FINAL_PHASES else client.sent_fraction or 0.0
 
     def end(self, entry: Entry) -> None:
         self.note(round_line(entry, self._rounds))
@@ -190,7 +236,3 @@ class Bars:
             self._bars.remove_task(task)
         self._clients = {}
         self._round = None
-
-
-def _done(client: _Client) -> float:
-    return 1.0 if client.phase in FINAL_PHASES else client.sent_fraction or 0.0

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Generic
 
-from thalweg import _core, apps, machine, wire
+from thalweg import _core, apps, machine, training_progress, wire
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import RoundError
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.fork_server import ForkedProcess, ForkServer
 from thalweg.job.common.leftovers import end_group
-from thalweg.job.common.messages import AnyOrder, Failure, Line, Note, Order, Report, Work
+from thalweg.job.common.messages import AnyOrder, Failure, Line, Note, Order, Report, Trained, Work
 from thalweg.job.common.messages import Orders as AnyOrders
 from thalweg.job.common.parties import Described, NamedApp
 from thalweg.job.star.participant import take_part
@@ -39,6 +39,8 @@ END_SECONDS: Final = 10.0
 WORKER: Final = "thalweg.job.star.worker"
 # Called with a client that has ended early, and why, in the thread that watches this client.
 OnEnd = Callable[[str, str], None]
+# Called with a client, a round, and the fraction of the round's training that the client has done, in any thread.
+OnTraining = Callable[[str, int, float], None]
 # Called with a line that a process writes while it works, in the thread that watches this process.
 OnLine = Callable[[str, Line], None]
 
@@ -79,6 +81,8 @@ class ClientOrder(Order):
     data_root: str | None
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
+    # Whether somebody looks at how much of its training the client has done.
+    shows_training: bool = False
 
     @classmethod
     def of(cls, table: Line) -> ClientOrder:
@@ -106,6 +110,7 @@ class Orders:
     tensors: Sequence[str] | None = None
     # The URL to which a client connects, for each client that does not connect to `url`.
     urls: Mapping[str, str] = field(default_factory=dict)
+    shows_training: bool = False
 
     def of(self, name: str, number: int) -> ClientOrder:
         """Return the order of one client. Each client gets a seed of its own."""
@@ -122,6 +127,7 @@ class Orders:
             data_root=self.data_root,
             app=self.app,
             tensors=self.tensors,
+            shows_training=self.shows_training,
         )
 
 
@@ -138,16 +144,17 @@ class Fleet(Generic[AnyOrder]):
         program: str = WORKER,
         modules: Sequence[str] = (),
         on_line: OnLine | None = None,
+        on_training: OnTraining | None = None,
     ) -> None:
         """Store the settings; start nothing. ``on_end`` is called for each client that ends early.
 
         A client's process runs the module ``program``; a client's thread runs ``work``. ``modules`` are what each
         process would import. With ``on_line`` a process's standard input stays open for ``send``, and ``on_line`` gets
-        the lines that it writes while it works.
+        the lines that it writes while it works. ``on_training`` gets how much of its training a client has done.
         """
         self._log = log
         self._on_end = on_end
-        self._on_line = on_line
+        self._on_line, self._on_training = on_line, on_training
         self._in_process = in_process
         self._work, self._program, self._modules = work, program, modules
         # One for each number of threads, because libraries read it from the environment when they are imported.
@@ -264,8 +271,15 @@ class Fleet(Generic[AnyOrder]):
         if "say" not in line:
             with suppress(KeyError, TypeError):  # the line is output of the app
                 member.report = Report.of(line)
+        elif line["say"] == Trained.say:
+            with suppress(KeyError, TypeError, ValueError):  # an app may print anything
+                self._trained(member.name, Trained.of(line))
         elif self._on_line is not None:
             self._on_line(member.name, line)
+
+    def _trained(self, name: str, done: Trained) -> None:
+        if self._on_training is not None:
+            self._on_training(name, done.round, done.fraction)
 
     def _thread(self, name: str, order: AnyOrder) -> Member:
         member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
@@ -277,6 +291,7 @@ class Fleet(Generic[AnyOrder]):
         def note(text: str) -> None:
             self._note(member.name, text)
 
+        training_progress.show_with(lambda number, fraction: self._trained(member.name, Trained(number, fraction)))
         try:
             if work is not None:
                 work(order, note)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from typing_extensions import Self
 
@@ -60,6 +60,24 @@ class Failure:
 
     cause: str
     hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """How much of its training in a round a client has done, from 0 to 1. A process writes it while it trains."""
+
+    round: int
+    fraction: float
+    say: ClassVar[str] = "trained"
+
+    @classmethod
+    def of(cls, table: Line) -> Trained:
+        """Return the report that a line has. Raises KeyError, TypeError or ValueError if it has none."""
+        return cls(int(table["round"]), min(1.0, max(0.0, float(table["fraction"]))))
+
+    def table(self) -> dict[str, object]:
+        """Return the line's fields."""
+        return {"say": self.say, "round": self.round, "fraction": round(self.fraction, 3)}
 
 
 @dataclass(frozen=True)

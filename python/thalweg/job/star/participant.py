@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from thalweg import _core, bounded_json, machine
+from thalweg import _core, bounded_json, machine, training_progress
 from thalweg.apps.metrics import offered
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.job.common.parties import PartyMaker
@@ -47,7 +47,8 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submis
         config = ReceivedConfig(bounded_json.read_object(text))
         party = party or make(config, client.arena)
         started = time.perf_counter()
-        samples, metrics = party.train(config)
+        with training_progress.showing(number):
+            samples, metrics = party.train(config)
         usage = _usage(client, time.perf_counter() - started)
         evaluation = party.evaluation(config)  # of the trained model, before the algorithm makes its update of it
         samples, metrics = party.finish(samples, metrics)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from thalweg import machine, wire
+from thalweg import machine, training_progress, wire
 from thalweg.errors import LabError, ThalwegError
-from thalweg.job.common.messages import AnyOrder, Failure, Line, Report, Work
+from thalweg.job.common.messages import AnyOrder, Failure, Line, Report, Trained, Work
 from thalweg.lab.inside import ProcessPlace, settle
 from thalweg.machine.parent import die_with
 from thalweg.ui.explain import explain
@@ -60,6 +60,8 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
         def note(text: str) -> None:
             _log(name, text)
 
+        if table.get("shows_training"):
+            training_progress.show_with(_show)
         kind, work = find()
         work(kind.of(table), note)
     except (ThalwegError, _core.CoreError) as error:
@@ -73,6 +75,12 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
         if share is not None:
             share.close()
     return None
+
+
+def _show(number: int, fraction: float) -> None:
+    # The newline before it ends a line that an app may have left unfinished on standard output.
+    sys.stdout.write(f"\n{wire.encode(Trained(number, fraction).table())}\n")
+    sys.stdout.flush()
 
 
 def _settle(place: ProcessPlace) -> None:
