@@ -21,7 +21,7 @@ from thalweg.algorithms.scaffold import CONTROL, SPAN, Control, Step
 from thalweg.algorithms.server_step import ServerStep
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.data.transform import batch
-from thalweg.errors import PlanError
+from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.parties import AppClient, known_app, round_config, server_party
 from thalweg.outcome.core import Participant
 from thalweg.plan import Plan
@@ -77,8 +77,12 @@ def by_paper(taking_part: list[list[int]], correcting: float = 1.0) -> dict[str,
     return x
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("taking_part", [[[0, 1, 2]] * ROUNDS, [[0, 1], [1, 2], [0, 2]]])
-def test_rounds_are_those_of_the_paper(taking_part: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_those_of_the_paper(
+    taking_part: list[list[int]], monkeypatch: pytest.MonkeyPatch, *, restarts: bool
+) -> None:
+    """With ``restarts`` a new server takes over before each round, with the state of a checkpoint."""
     # Images as they are, in their order: sums in float32 depend on it.
     monkeypatch.setattr(local_sgd, "batch", lambda data, chosen, _: batch(data, np.sort(chosen), None))
     plan = Plan.of(TABLE)
@@ -92,6 +96,11 @@ def test_rounds_are_those_of_the_paper(taking_part: list[list[int]], monkeypatch
         own = _core.Arena(party.arena.layout)
         clients.append((own, AppClient(app, attach(app.model(), own, beside=CONTROL), app.train_data())))
     for number, members in enumerate(taking_part, 1):
+        if restarts:
+            state = step.state()
+            step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings, clients=CLIENTS)
+            assert isinstance(step, Step)
+            step.load(state)
         step.before()
         config = ReceivedConfig(round_config(plan, number, plan.members).table())
         sums: dict[str, Any] = {}
@@ -114,6 +123,25 @@ def test_rounds_are_those_of_the_paper(taking_part: list[list[int]], monkeypatch
         np.testing.assert_allclose(arena[name], expected.numpy(), rtol=1e-4, atol=2e-6, err_msg=name)
         farthest = max(farthest, float((plain[name] - expected).abs().max()))
     assert farthest > 1e-4, "the corrections are far larger than the tolerance"
+
+
+def test_a_checkpoint_of_another_model_or_algorithm_is_refused() -> None:
+    def step_of(shape: list[int]) -> Step:
+        arena = _core.Arena(_core.Layout([("w", "F32", shape), (f"{CONTROL}w", "F32", shape)]))
+        step = algorithms.find("scaffold").server_step(arena, ["w"], {"server_learning_rate": 1.0}, clients=2)
+        assert isinstance(step, Step)
+        return step
+
+    with pytest.raises(RoundError, match="cannot take"):
+        step_of([3]).load(step_of([2]).state())
+    other = _core.Arena(_core.Layout([("w", "F32", [3])]))
+    settings = {"server_learning_rate": 1.0, "server_momentum": 0.9, "nesterov": False}
+    momentum = algorithms.find("fedavgm").server_step(other, ["w"], settings)
+    assert momentum is not None
+    with pytest.raises(RoundError, match="cannot take"):
+        step_of([3]).load(momentum.state())
+    with pytest.raises(RoundError, match="cannot take"):
+        momentum.load(step_of([3]).state())
 
 
 def test_a_tensor_without_a_shape_has_a_correction_of_no_shape() -> None:

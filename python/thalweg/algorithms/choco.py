@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from thalweg.algorithms.fedavg import rounds
+from thalweg.algorithms.algorithm import AMONG_NODES, Algorithm
 from thalweg.errors import RoundError
 from thalweg.tensors.arena import Arena
 
@@ -21,14 +21,8 @@ if TYPE_CHECKING:
     from thalweg import _core
     from thalweg.graphs import Schedule
 
-__all__ = ["MEANING", "NAME", "SOURCE", "Replicas", "rounds", "step_size"]
 
 NAME: Final = "choco"
-MEANING: Final = (
-    "as dpsgd, but nodes send by how much their model differs from what their neighbours know of it, in few bits with "
-    "`layers.compress`; what rounding leaves out is sent later"
-)
-SOURCE: Final = "Koloskova, Stich and Jaggi 2019, algorithm 2; with gamma = 1 Tang et al. 2018 (DCD-PSGD)"
 # For each format of layers.compress: by which fraction of its norm C changes a vector. For f16 it is an upper bound.
 # For int8 it holds for normally distributed values: the largest of 256 values is about three standard deviations, and a
 # step is at most a 64th of it, which gives a 70th or less. If single values stand out, it may be up to eight times as
@@ -110,3 +104,14 @@ class Replicas:
                 f"CHOCO-SGD cannot go on without the update of {self._missing}",
                 "Start the job anew; with D-PSGD, the algorithm dpsgd, nodes go on without those that are gone",
             )
+
+
+ALGORITHM: Final = Algorithm(
+    name=NAME,
+    meaning=(
+        "as dpsgd, but nodes send by how much their model differs from what their neighbours know of it, in few bits "
+        "with `layers.compress`; what rounding leaves out is sent later"
+    ),
+    source="Koloskova, Stich and Jaggi 2019, algorithm 2; with gamma = 1 Tang et al. 2018 (DCD-PSGD)",
+    refused=AMONG_NODES,
+)

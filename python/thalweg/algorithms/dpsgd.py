@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-# An iteration is driven like a round. A node that is far behind skips to later numbers.
-from thalweg.algorithms.fedavg import rounds
+from thalweg.algorithms.algorithm import AMONG_NODES, Algorithm
 
-__all__ = ["MEANING", "SOURCE", "rounds"]
-
-MEANING: Final = (
-    "without a server: in each iteration every node of a graph trains its model on its own data, sends it to its "
-    "neighbours, and takes the weighted mean of its own and theirs"
+ALGORITHM: Final = Algorithm(
+    name="dpsgd",
+    meaning=(
+        "without a server: in each iteration every node of a graph trains its model on its own data, sends it to its "
+        "neighbours, and takes the weighted mean of its own and theirs"
+    ),
+    source="Lian et al. 2017, algorithm 1; udp-dpsgd, algorithms 1 to 3",
+    refused=AMONG_NODES,
 )
-SOURCE: Final = "Lian et al. 2017, algorithm 1; udp-dpsgd, algorithms 1 to 3"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.server_step import Rule, Values
 from thalweg.algorithms.settings import Settings, of
 from thalweg.algorithms.torch_rule import TorchRule
@@ -12,9 +13,6 @@ from thalweg.algorithms.torch_rule import TorchRule
 if TYPE_CHECKING:
     import torch
 
-NAME: Final = "fedadagrad"
-MEANING: Final = "as fedavg, but the server's step towards the mean is Adagrad's (torch.optim.Adagrad)"
-SOURCE: Final = "Reddi et al. 2021, algorithm 2 with beta1 = 0; v begins as tau squared"
 SETTINGS: Final[Settings] = {"server_learning_rate": 0.1, "tau": 1e-3}
 
 
@@ -28,3 +26,13 @@ def rule(values: Sequence[Values], settings: Settings) -> Rule:
         return torch.optim.Adagrad(parameters, lr=rate, eps=tau, initial_accumulator_value=tau * tau)
 
     return TorchRule(values, make)
+
+
+ALGORITHM: Final = Algorithm(
+    name="fedadagrad",
+    meaning="as fedavg, but the server's step towards the mean is Adagrad's (torch.optim.Adagrad)",
+    source="Reddi et al. 2021, algorithm 2 with beta1 = 0; v begins as tau squared",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+)

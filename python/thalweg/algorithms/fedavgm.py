@@ -7,15 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.server_step import Kept, Rule, Values
 from thalweg.algorithms.settings import Settings, of
 
-NAME: Final = "fedavgm"
-MEANING: Final = (
-    "as fedavg, but the server adds a momentum of earlier rounds to what the mean changes, Nesterov's with "
-    "`algorithm.nesterov`, which is the outer step of DiLoCo"
-)
-SOURCE: Final = "Hsu, Qi and Brown 2019, section 4; Douillard et al. 2023 (DiLoCo), algorithm 1"
 SETTINGS: Final[Settings] = {"server_learning_rate": 1.0, "server_momentum": 0.9, "nesterov": False}
 
 
@@ -55,3 +50,16 @@ def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule."""
     rate, momentum = of(settings, "server_learning_rate"), of(settings, "server_momentum")
     return SGD(values, rate, momentum, nesterov=bool(settings["nesterov"]))
+
+
+ALGORITHM: Final = Algorithm(
+    name="fedavgm",
+    meaning=(
+        "as fedavg, but the server adds a momentum of earlier rounds to what the mean changes, Nesterov's with "
+        "`algorithm.nesterov`, which is the outer step of DiLoCo"
+    ),
+    source="Hsu, Qi and Brown 2019, section 4; Douillard et al. 2023 (DiLoCo), algorithm 1",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+)

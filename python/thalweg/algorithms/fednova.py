@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Final
 
 from thalweg.algorithms import fedavgm
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.client_step import ClientStep, Received
 from thalweg.algorithms.server_step import Rule, Values, number
 from thalweg.algorithms.settings import Settings, of
@@ -14,11 +15,6 @@ from thalweg.errors import MetricsError
 from thalweg.outcome.core import Participant
 
 NAME: Final = "fednova"
-MEANING: Final = (
-    "each client divides its update by its number of local steps, and the server multiplies the mean by "
-    "their mean number; so clients of different speed may do different numbers of steps"
-)
-SOURCE: Final = "Wang et al. 2020, equation 5 and section 4, with tau_eff = sum of p_i |a_i|"
 SETTINGS: Final[Settings] = {"server_learning_rate": 1.0, "server_momentum": 0.0, "nesterov": False}
 #: The metric with the l1 norm of a_i: with plain SGD the number of a client's steps.
 NORM: Final = "fednova_norm"
@@ -71,3 +67,18 @@ def scale(settings: Settings) -> Callable[[Sequence[Participant]], float]:
 def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule."""
     return fedavgm.rule(values, {key: of(settings, key) for key in SETTINGS})
+
+
+ALGORITHM: Final = Algorithm(
+    name=NAME,
+    meaning=(
+        "each client divides its update by its number of local steps, and the server multiplies the mean by "
+        "their mean number; so clients of different speed may do different numbers of steps"
+    ),
+    source="Wang et al. 2020, equation 5 and section 4, with tau_eff = sum of p_i |a_i|",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+    scale=scale,
+    client=client,
+)

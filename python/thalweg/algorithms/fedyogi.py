@@ -7,14 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.server_step import Kept, Rule, Values
 from thalweg.algorithms.settings import Settings, of
 
-NAME: Final = "fedyogi"
-MEANING: Final = (
-    "as fedavg, but the server's step towards the mean is Yogi's, whose step sizes change more slowly than Adam's"
-)
-SOURCE: Final = "Reddi et al. 2021, algorithm 2; v begins as tau squared"
 SETTINGS: Final[Settings] = {"server_learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
 
 
@@ -44,3 +40,15 @@ class Yogi:
 def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule."""
     return Yogi(values, *(of(settings, key) for key in ("server_learning_rate", "beta1", "beta2", "tau")))
+
+
+ALGORITHM: Final = Algorithm(
+    name="fedyogi",
+    meaning=(
+        "as fedavg, but the server's step towards the mean is Yogi's, whose step sizes change more slowly than Adam's"
+    ),
+    source="Reddi et al. 2021, algorithm 2; v begins as tau squared",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+)

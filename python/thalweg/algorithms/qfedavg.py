@@ -7,18 +7,13 @@ from math import inf, isfinite
 from typing import Final
 
 from thalweg.algorithms import fedavgm
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.client_step import ClientStep, Received
 from thalweg.algorithms.server_step import Rule, Values, number
 from thalweg.algorithms.settings import Settings, of
 from thalweg.errors import MetricsError
 from thalweg.outcome.core import Participant
 
-NAME: Final = "qfedavg"
-MEANING: Final = (
-    "the weight of an update is the client's loss before the round to the power of `algorithm.q`, and the server's "
-    "step shrinks where updates are large; q = 0 counts all clients alike"
-)
-SOURCE: Final = "Li et al. 2020 (q-FFL), algorithm 2, with 1e-10 added to each loss as Flower does"
 SETTINGS: Final[Settings] = {"q": 0.2, "lipschitz": None}
 LOSS: Final = "qfedavg_loss"
 #: The metric with a client's h of the paper.
@@ -80,3 +75,18 @@ def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule: the whole step."""
     del settings
     return fedavgm.SGD(values, 1.0)
+
+
+ALGORITHM: Final = Algorithm(
+    name="qfedavg",
+    meaning=(
+        "the weight of an update is the client's loss before the round to the power of `algorithm.q`, and the server's "
+        "step shrinks where updates are large; q = 0 counts all clients alike"
+    ),
+    source="Li et al. 2020 (q-FFL), algorithm 2, with 1e-10 added to each loss as Flower does",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+    scale=scale,
+    client=client,
+)

@@ -14,21 +14,18 @@ import numpy as np
 
 from thalweg import _core
 from thalweg.algorithms import fedavgm
+from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.server_step import MakeRule, Rule, ServerStep, Values
 from thalweg.algorithms.settings import Settings, of
 from thalweg.outcome.core import Participant
 from thalweg.tensors.arena import Arena
 
-NAME: Final = "scaffold"
-MEANING: Final = (
-    "each client corrects its gradients by the difference of two control variates, its own and everybody's, so that "
-    "clients with different data do not drift apart; models and updates are twice as large, and all clients count alike"
-)
-SOURCE: Final = "Karimireddy et al. 2020, algorithm 1 with option II"
 SETTINGS: Final[Settings] = {"server_learning_rate": 1.0}
-OWN_APPS: Final = "an app of one's own takes its own steps, and each of them has to be corrected"
 #: What the names of control variates begin with in the arena.
 CONTROL: Final = "thalweg_scaffold/"
+# What the names of the rule's state and of the server's control variates begin with in a checkpoint.
+RULE: Final = "rule/"
+OWN: Final = "control/"
 #: The metric with the number of a client's steps times its learning rate.
 SPAN: Final = "scaffold_span"
 
@@ -37,7 +34,7 @@ class Step(ServerStep):
     """Moves the model to the mean of the clients', and the control variate by the mean change times their share."""
 
     def __init__(self, arena: _core.Arena, names: Iterable[str], make: MakeRule, clients: int) -> None:
-        """``clients`` is how many the job has. The control variate begins as 0, also after a restart."""
+        """``clients`` is how many the job has. The control variate begins as 0, or as a checkpoint has it."""
         super().__init__(arena, names, make)
         self._clients = clients
         self._tensors = Arena(arena)
@@ -55,6 +52,23 @@ class Step(ServerStep):
         share = sum(one.counts for one in participants) / self._clients
         for name, control in zip(self._names, self._controls, strict=True):
             np.add(control, share * (self._tensors[CONTROL + name] - control), out=control)
+
+    def kept(self) -> dict[str, Values]:
+        """Return the rule's state and the control variates, each behind a word of its own."""
+        rule = {f"{RULE}{key}": value for key, value in super().kept().items()}
+        return rule | {f"{OWN}{name}": control for name, control in zip(self._names, self._controls, strict=True)}
+
+    def take(self, state: Mapping[str, Values]) -> None:
+        """Take the state of an earlier step. Raises KeyError or ValueError if it does not fit."""
+        controls = [state[OWN + name] for name in self._names]
+        rule = {key.removeprefix(RULE): value for key, value in state.items() if key.startswith(RULE)}
+        if len(rule) + len(controls) != len(state):
+            raise ValueError("another model")
+        super().take(rule)
+        for own, control in zip(self._controls, controls, strict=True):
+            if own.shape != control.shape:
+                raise ValueError("another model")
+            own[...] = control
 
 
 class Control:
@@ -84,3 +98,20 @@ class Control:
 def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule."""
     return fedavgm.SGD(values, of(settings, "server_learning_rate"))
+
+
+ALGORITHM: Final = Algorithm(
+    name="scaffold",
+    meaning=(
+        "each client corrects its gradients by the difference of two control variates, its own and everybody's, so "
+        "that clients with different data do not drift apart; models and updates are twice as large, and all clients "
+        "count alike"
+    ),
+    source="Karimireddy et al. 2020, algorithm 1 with option II",
+    refused=SERVED,
+    settings=SETTINGS,
+    rule=rule,
+    step=Step,
+    own_apps="an app of one's own takes its own steps, and each of them has to be corrected",
+    beside=CONTROL,
+)

@@ -95,9 +95,17 @@ class ServerStep:
         for name, result in zip(self._names, results, strict=True):
             self._arena[name][...] = result
 
+    def kept(self) -> Mapping[str, Values]:
+        """Return what the next step depends on, by name; empty if nothing."""
+        return self._rule.state()
+
+    def take(self, state: Mapping[str, Values]) -> None:
+        """Take what ``kept`` of an earlier step returned. Raises KeyError or ValueError if it does not fit."""
+        self._rule.load(state)
+
     def state(self) -> Arena | None:
-        """Return a copy of the rule's state, each name behind the rule's; None if it has none."""
-        arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self._rule.state().items()}
+        """Return a copy of what ``kept`` returns, each name behind the rule's; None if there is nothing."""
+        arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self.kept().items()}
         if not arrays:
             return None
         arena = Arena(_core.Arena(_core.Layout([describe_array(name, array) for name, array in arrays.items()])))
@@ -111,7 +119,7 @@ class ServerStep:
             return
         first, whole = f"{self._rule.name}/", dict(state)
         try:
-            self._rule.load({name.removeprefix(first): whole[name] for name in whole if name.startswith(first)})
+            self.take({name.removeprefix(first): whole[name] for name in whole if name.startswith(first)})
             fits = all(name.startswith(first) for name in whole)
         except (KeyError, ValueError):
             fits = False
