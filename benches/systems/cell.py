@@ -39,6 +39,11 @@ class Cell:
     event: str | None = None  # "kill" or "away"
 
     @property
+    def parties(self) -> int:
+        """The number of parties; an all-reduce has no server, so all of its parties are clients."""
+        return self.clients if self.work == ALLREDUCE else self.clients + 1
+
+    @property
     def key(self) -> str:
         return " | ".join(str(value) for value in asdict(self).values())
 
@@ -117,7 +122,7 @@ class Parties:
 @contextmanager
 def started(cell: Cell, system: System, rounds: int, seed: int) -> Iterator[Parties]:
     """Start the parties of a cell, the server first; the clients start when the server is ready."""
-    count = cell.clients + 1 if cell.work == STAR else cell.clients
+    count = cell.parties
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benches-")))
         net = stack.enter_context(network(PATHS[cell.path], cell.work, count - 1, seed))
@@ -146,14 +151,18 @@ def wait(parties: Parties, path: Path, until: float) -> None:
 
 
 def reported(parties: Parties, number: int, until: float) -> None:
-    """Wait until the server has reported a round. Raises RuntimeError if a party fails or the time is over."""
-    while len(parties.lines(0)) < number:
+    """Wait until all that report have reported a round: in a star the server, otherwise each party.
+
+    Raises RuntimeError if a party fails or the time is over.
+    """
+    count = 1 if parties.job["work"] == STAR else len(parties.groups)
+    while any(len(parties.lines(index)) < number for index in range(count)):
         parties.sample()
         failure = parties.ended_badly()
-        if failure is not None and len(parties.lines(0)) < number:
+        if failure is not None and any(len(parties.lines(index)) < number for index in range(count)):
             raise RuntimeError(failure)
         if time.monotonic() > until:
-            done = len(parties.lines(0))
+            done = min(len(parties.lines(index)) for index in range(count))
             raise RuntimeError(f"not over in time, after {done} of {number} rounds; party 0 wrote: {parties.log(0)}")
         time.sleep(LOOK)
 
@@ -187,7 +196,7 @@ def _measure(parties: Parties, outcome: Outcome, rounds: int, seconds: float) ->
     used = zip(net.names, before[1], after[1], strict=True)
     outcome.cpu_seconds = {name: (end - begin) / (rounds - 1) for name, begin, end in used}
     (parties.folder / "last").touch()
-    for line in lines[0]:
+    for line in (line for of in lines for line in of):
         right = right_value(parties.job["work"], len(groups), line["round"])
         if line["value"] is None or abs(line["value"] - right) > TOLERANCE:
             raise RuntimeError(f"round {line['round']} has the result {line['value']}, and {right} is right")
@@ -214,8 +223,7 @@ def seconds_of(work: str, lines: Sequence[Sequence[dict[str, Any]]]) -> list[flo
     ]
 
 
-def limit(cell: Cell) -> float:
-    """Return how many seconds the rounds of a cell may take: 40 times the path's bound each, and a minute at least."""
-    parties = cell.clients + 1 if cell.work == STAR else cell.clients
-    least = bound(PATHS[cell.path], cell.work, parties, cell.size) or 1.0
-    return min(900.0, 60.0 + 40 * least)
+def limit(cell: Cell, rounds: int) -> float:
+    """Return how many seconds a cell's rounds may take: 60 times the path's bound each, and a minute beyond that."""
+    least = bound(PATHS[cell.path], cell.work, cell.parties, cell.size) or 1.0
+    return min(900.0, 60.0 * (1 + (rounds + 1) * least))

@@ -14,7 +14,6 @@ from typing import Any, Final
 from benches.common import Spread
 from benches.systems.cell import Cell, Outcome
 from benches.systems.paths import PATHS, bound
-from benches.systems.registry import STAR
 
 FILE: Final = Path(__file__).parent / "results" / "table.jsonl"
 
@@ -91,8 +90,7 @@ class Row:
 
     @property
     def bound(self) -> float | None:
-        parties = self.cell.clients + (self.cell.work == STAR)
-        return bound(PATHS[self.cell.path], self.cell.work, parties, self.cell.size)
+        return bound(PATHS[self.cell.path], self.cell.work, self.cell.parties, self.cell.size)
 
     @property
     def busy(self) -> bool:

@@ -29,7 +29,7 @@ def cells(
     for work, count, size, path, event in product(works, clients, sizes, paths, events):
         for name in systems:
             system = SYSTEMS[name]
-            if work in system.works and (system.paths is None or path in system.paths):
+            if not system.unusable and work in system.works and (system.paths is None or path in system.paths):
                 yield Cell(name, work, count, size, path, event)
 
 
@@ -71,7 +71,8 @@ def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     elif cell.event is not None:
         outcome = with_event(cell, system, seed=turn)
     else:
-        outcome = measured(cell, system, min(rounds, system.most_rounds or rounds), limit(cell), seed=turn)
+        count = min(rounds, system.most_rounds or rounds)
+        outcome = measured(cell, system, count, limit(cell, count), seed=turn)
     text = f"{Spread.of(outcome.seconds).text(1, 3)} s" if outcome.seconds else ""
     note(f"turn {turn}: {cell.key}: {text} {outcome.failure or ''} {outcome.event or ''}")
     version, debug = version_of(system)

@@ -26,7 +26,7 @@ def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) 
     outcome = Outcome()
     try:
         with started(cell, system, 4, seed) as parties:
-            until = time.monotonic() + limit(cell) + system.slack
+            until = time.monotonic() + limit(cell, 3) + system.slack
             reported(parties, 1, until)
             (parties.folder / "first").touch()
             reported(parties, 2, until)

@@ -69,7 +69,7 @@ def _line(row: Row) -> list[str]:
     if not row.usable or row.seconds is None:
         return [name, f"failed: {_short(row.failures)}", *[""] * 5]
     spread, bound = row.seconds, row.bound
-    least = row.cell.size * {"star": 2 * row.cell.clients, "tree": row.cell.clients - 1}.get(
+    least = row.cell.size * {"star": 2 * row.cell.clients, "tree": row.cell.clients}.get(
         row.cell.work, 2 * (row.cell.clients - 1)
     )
     wire, cpu = row.mean("wire_bytes"), row.cpu()

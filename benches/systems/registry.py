@@ -55,8 +55,15 @@ NO_PEERS: Final = {
 }
 
 
+#: The library of Debian's package libmpich12; mpi4py looks for other names.
+MPICH: Final = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
+SHARDCAST: Final = "with our script no client had a version within two minutes; the cause is not found yet"
+ONE_WAY: Final = {STAR: "it sends one way", ALLREDUCE: "it sends one way"}
+
+
 def _thalweg(transport: str, **more: Any) -> System:
-    return System(f"thalweg {transport}", "thalweg", None, None, options={"transport": transport}, **more)
+    lacks = {ALLREDUCE: "the graph does this", TREE: "tasks do this"}
+    return System(f"thalweg {transport}", "thalweg", None, None, options={"transport": transport}, lacks=lacks, **more)
 
 
 SYSTEMS: Final = {
@@ -68,10 +75,85 @@ SYSTEMS: Final = {
         _thalweg("ltp"),
         _thalweg("unifl"),
         _thalweg("shm", paths=("loopback",)),
+        System(
+            "thalweg graph",
+            "thalweg_graph",
+            None,
+            None,
+            works=(ALLREDUCE,),
+            options={"transport": "tcp"},
+            lacks={STAR: "it has no server", TREE: "it has no server"},
+        ),
+        System(
+            "thalweg tasks",
+            "thalweg_tasks",
+            None,
+            None,
+            works=(TREE,),
+            options={"transport": "tcp"},
+            lacks={STAR: "rounds do this", ALLREDUCE: "the graph does this"},
+        ),
         System("gRPC", "grpc", "grpc", "grpcio", lacks=NO_PEERS),
         System("gRPC, chunks", "grpc", "grpc", "grpcio", options={"chunk": MIB}, lacks=NO_PEERS, tuned="gRPC"),
         System("HTTP", "http", "http", "aiohttp", lacks=NO_PEERS),
         System("Flower", "flower", "flower", "flwr", lacks=NO_PEERS, slack=180.0, most_rounds=2),
+        System("torch RPC", "torch_rpc", "torch", "torch", lacks=NO_PEERS),
+        System("torchft", "torchft", "torch", "torchft", lacks=NO_PEERS),
+        System(
+            "torchft, chunks", "torchft", "torch", "torchft", options={"chunks": 4}, lacks=NO_PEERS, tuned="torchft"
+        ),
+        System("MPI", "mpi", "mpi", "mpi4py", works=(STAR, ALLREDUCE, TREE), options={"library": MPICH}),
+        System("S3", "s3", "s3", "moto", lacks=NO_PEERS),
+        System(
+            "hivemind",
+            "hivemind",
+            "torch",
+            "hivemind",
+            works=(ALLREDUCE,),
+            lacks={STAR: "it has no server", TREE: "it has no server"},
+            most_rounds=2,
+        ),
+        System(
+            "hivemind, short matchmaking",
+            "hivemind",
+            "torch",
+            "hivemind",
+            works=(ALLREDUCE,),
+            options={"averager": {"min_matchmaking_time": 1.0}},
+            tuned="hivemind",
+            lacks={STAR: "it has no server", TREE: "it has no server"},
+        ),
+        System(
+            "NVFlare",
+            "nvflare",
+            "nvflare",
+            "nvflare",
+            lacks=NO_PEERS,
+            unusable="it can be installed; its script, which has to provision a project, is not written yet",
+        ),
+        System(
+            "shardcast",
+            "shardcast",
+            "shardcast",
+            "shardcast",
+            works=(TREE,),
+            unusable=SHARDCAST,
+            lacks=ONE_WAY,
+            most_rounds=2,
+            slack=240.0,
+        ),
+        System(
+            "shardcast, small shards",
+            "shardcast",
+            "shardcast",
+            "shardcast",
+            works=(TREE,),
+            unusable=SHARDCAST,
+            lacks=ONE_WAY,
+            options={"interval": 1},
+            environ={"SHARDCAST_SHARD_SIZE": str(8 * MIB)},
+            tuned="shardcast",
+        ),
         System("gloo", "gloo", "torch", "torch", works=(STAR, ALLREDUCE, TREE)),
     )
 }

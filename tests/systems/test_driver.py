@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """The cells that the data set has are not measured again, and half a line is no line."""
     monkeypatch.setitem(SYSTEMS, "here", replace(RIGHT, name="here", unusable="it is not installed"))
     monkeypatch.setitem(SYSTEMS, "there", replace(RIGHT, name="there", unusable="nor is this one"))
-    chosen = list(driver.cells(["here", "there"], works=["star"], clients=[2], sizes=[1024], paths=["loopback"]))
+    chosen = [Cell(name, "star", 2, 1024, "loopback") for name in ("here", "there")]
     out = tmp_path / "table.jsonl"
     driver.run(chosen, turns=2, rounds=1, path=out, resume=False)
     assert [(line.turn, line.cell.system) for line in read(out)] == [

@@ -92,13 +92,13 @@ def test_the_data_set_has_only_systems_of_the_registry() -> None:
 def test_scripts_are_short_and_import_nothing_of_ours(script: Path) -> None:
     lines = script.read_text().splitlines()
     assert len(lines) <= 150
-    if script.parent.name != "thalweg":
+    if not script.parent.name.startswith("thalweg"):
         assert not [text for text in lines if re.match(r"\s*(import|from) (thalweg|benches|tests)\b", text)]
 
 
 def test_each_system_has_a_script_and_a_lock_file() -> None:
     for system in SYSTEMS.values():
-        assert (system.folder / "party.py").exists()
+        assert system.unusable or (system.folder / "party.py").exists()
         if system.environment is not None:
             assert (ROOT / "requirements" / "systems" / f"{system.environment}.lock").exists()
         json.dumps(dict(system.options))

@@ -36,7 +36,7 @@ class Job:
 
     @property
     def parties(self) -> int:
-        return self.clients + 1 if self.work == "star" else len(self.addresses)
+        return len(self.addresses)
 
     @property
     def server(self) -> str:

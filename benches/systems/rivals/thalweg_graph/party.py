@@ -1,0 +1,45 @@
+"""thalweg without a server: each party of a full graph sends its model to all others, and takes the mean."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+from contract import Job, job, train, wait_for
+
+from thalweg import _core
+
+LIMIT = 600.0
+TOKEN = "benchmark"  # noqa: S105 - no secret
+
+
+def allreduce(job: Job) -> None:
+    arena = _core.Arena(_core.Layout([("payload", "F32", [job.size // 4])]))
+    vector = np.asarray(arena).view(np.float32)
+    urls = [f"{job.options['transport']}://{host}:{job.port + n}" for n, host in enumerate(job.addresses)]
+    node = _core.Node(arena, f"n{job.index}", urls[job.index], json.dumps({"token": TOKEN, "own_token": TOKEN}))
+    if job.index == 0:
+        job.ready()
+    # A node dials the others when it is told where they are, and they have to listen by then.
+    (job.folder / f"listens-{job.index}").touch()
+    for index in range(job.parties):
+        wait_for(job.folder / f"listens-{index}")
+    others = {f"n{n}": url for n, url in enumerate(urls) if n != job.index}
+    node.meet(json.dumps(others))
+    if node.gather(len(others), LIMIT) != len(others):
+        raise RuntimeError("not all parties are there")
+    weights = json.dumps(dict.fromkeys(others, 1 / job.parties))
+    for number in range(1, job.rounds + 1):
+        vector[:] = number
+        train(vector, job.index + 1)
+        begin = time.perf_counter()
+        node.begin(number, weights, None)
+        if node.wait(node.ready(number), LIMIT) is None:
+            raise RuntimeError("waited in vain")
+        job.done(number, begin, time.perf_counter(), vector)
+    node.close("done")
+
+
+if __name__ == "__main__":
+    allreduce(job())
