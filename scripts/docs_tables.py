@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
@@ -19,7 +19,7 @@ from docs_api import api
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from thalweg.algorithms import ALGORITHMS
+from thalweg.algorithms import ALGORITHMS, CALLED
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
 from thalweg.cli import app
@@ -28,7 +28,7 @@ from thalweg.errors import PlanError
 from thalweg.graphs import words as graph_words
 from thalweg.models import MODELS
 from thalweg.network import profiles
-from thalweg.plan import Plan
+from thalweg.plan import Plan, check_transport
 from thalweg.plan.combinations import setting_words
 from thalweg.plan.effects import JOBS
 from thalweg.record.rows import TABLES
@@ -37,7 +37,7 @@ from thalweg.sections.marks import Source, Words
 from thalweg.sections.network import NetworkSection
 from thalweg.sections.trees import NodesSection
 from thalweg.transports import registry
-from thalweg.transports.registry import Capabilities
+from thalweg.transports.registry import Capabilities, Transport
 
 ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
@@ -74,26 +74,60 @@ def algorithms() -> str:
     )
 
 
+# The shapes of jobs as the heads of tables name them.
+HEADS: Final[Mapping[str, str]] = {
+    "star": "server",
+    "tree": "tree of one node",
+    "nodes": "tree of nodes",
+    "graph": "graph",
+    "flower": "Flower app",
+}
+# The least plan of a job of each shape.
+LEAST: Final[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
+    "star": {},
+    "tree": {"aggregation": {"shape": "tree"}},
+    "nodes": {"aggregation": {"shape": "tree"}, "nodes": {"count": 2}},
+    "graph": {"job": {"graph": "ring", "clients": 3}},
+}
+
+
 def algorithm_shapes() -> str:
     """Return which shapes of jobs can have which algorithm, and why others cannot."""
-    reasons = list(dict.fromkeys(why for one in ALGORITHMS.values() for why in one.refused.values()))
+    named, called = list(ALGORITHMS.values()), list(CALLED)
+    refused = [(f"`{one.name}`", one.refused) for one in named]
+    refused += [(f"`thalweg.{one.name}`", one.refused) for one in called]
+    own = [f"`{one.name}` cannot train an app of one's own: {one.own_apps}." for one in named if one.own_apps]
+    return _matrix(refused, list(JOBS), own)
+
+
+def transport_shapes() -> str:
+    """Return which shapes of jobs go over which transport, as plans are checked, and why others do not."""
+    return _matrix([(f"`{one.name}`", _refused(one)) for one in registry.transports()], list(LEAST))
+
+
+def _refused(transport: Transport) -> Mapping[str, str]:
+    """Return the shapes of jobs that a transport cannot carry, each with the reason."""
+    refused = {}
+    for job, least in LEAST.items():
+        table = {"model": {"name": "payload:1KiB"}, "transport": {"url": transport.name}, **least}
+        try:
+            check_transport(Plan.of(table, "the table"), [replace(transport, available=True)])
+        except PlanError as error:
+            refused[job] = (
+                error.cause.replace(f"the transport {transport.name!r}", "it")
+                .replace(repr(transport.name), "it")
+                .replace(f"with {transport.name}", "with it")
+            )
+    return refused
+
+
+def _matrix(rows: Sequence[tuple[str, Mapping[str, str]]], jobs: Sequence[str], notes: Sequence[str] = ()) -> str:
+    """Return a table of yes and no for each row and shape of job, and the reasons below it."""
+    reasons = list(dict.fromkeys(refused[job] for _, refused in rows for job in jobs if job in refused))
     marks = {why: f"no ({number})" for number, why in enumerate(reasons, 1)}
-    rows = [
-        (f"`{one.name}`", *(marks[one.refused[job]] if job in one.refused else "yes" for job in JOBS))
-        for one in ALGORITHMS.values()
-    ]
-    own = [
-        f"`{one.name}` cannot train an app of one's own: {one.own_apps}." for one in ALGORITHMS.values() if one.own_apps
-    ]
-    notes = [f"({number}) {why}." for number, why in enumerate(reasons, 1)]
-    heads = {
-        "star": "server",
-        "tree": "tree of one node",
-        "nodes": "tree of nodes",
-        "graph": "graph",
-        "flower": "Flower app",
-    }
-    return "\n".join((table(("", *(heads[job] for job in JOBS)), rows), "", *(f"- {note}" for note in (*notes, *own))))
+    cells = [(name, *(marks[refused[job]] if job in refused else "yes" for job in jobs)) for name, refused in rows]
+    below = [*(f"({number}) {why}." for number, why in enumerate(reasons, 1)), *notes]
+    return "\n".join((table(("", *(HEADS[job] for job in jobs)), cells), "", *(f"- {note}" for note in below)))
 
 
 def bench() -> str:
@@ -387,6 +421,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
     "algorithms": algorithms,
     "algorithm_shapes": algorithm_shapes,
+    "transport_shapes": transport_shapes,
     "bench": bench,
     "commands": commands,
     "record": record,

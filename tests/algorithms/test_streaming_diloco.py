@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import thalweg
 from tests.ports import free_ports
 from thalweg.errors import LinkError, PlanError, RoundError
 
+ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 WIDTH = 5
 EVERY, FRAGMENTS = 4, 2
@@ -264,6 +266,62 @@ def test_a_peer_is_killed_and_a_newcomer_takes_its_place() -> None:
     assert process.wait(LIMIT) == -9
     assert set(found) == {0, 1, 3}
     assert np.linalg.norm(found[0] - found[3]) < 0.5 * np.linalg.norm(found[0])
+
+
+class TreeApp(thalweg.FragmentApp):
+    """The app of the tree's server, which finds it by this file's name."""
+
+    def __init__(self) -> None:
+        super().__init__(layer, fragments=FRAGMENTS)
+
+
+PLAN = """
+[job]
+clients = 2
+rounds = 6
+
+[app]
+object = "tests.algorithms.test_streaming_diloco:TreeApp"
+
+[aggregation]
+shape = "tree"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a tree's workers need Linux")
+def test_workers_of_a_tree_fold_fragments(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (port,) = free_ports(1)
+    url = f"tcp://127.0.0.1:{port}"
+    words = [
+        "-m",
+        "thalweg",
+        "server",
+        str(tmp_path / "plan.toml"),
+        "--listen",
+        url,
+        "--record",
+        str(tmp_path / "made"),
+    ]
+    server = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL)
+    found: dict[int, np.ndarray[Any, Any]] = {}
+
+    def work(one: int) -> None:
+        model = layer()
+        inner = inner_of(model)
+        settings: dict[str, Any] = {"every": EVERY, "fragments": FRAGMENTS, "server": url, "timeout": LIMIT}
+        with thalweg.diloco(model, inner, outer, name=f"client-{one}", **settings) as peer:
+            while not peer.over:
+                trained(model, inner, one, peer.steps)
+                # The mean of the last round is nobody's any more.
+                if len(peer.rounds) == 5 and one not in found:
+                    found[one] = flat(model)
+
+    together(work, [1, 2])
+    assert server.wait(LIMIT) == 0
+    expected = reference([1, 2], 10, first=1, fragments=FRAGMENTS, overlap=0, keep=0)
+    for one, values in expected.items():
+        np.testing.assert_allclose(found[one], values, rtol=1e-9)
 
 
 def test_peers_that_begin_with_different_values_are_told() -> None:

@@ -10,11 +10,13 @@ from typing import Final
 
 from thalweg.algorithms import (
     choco,
+    diloco,
     dpsgd,
     fedadagrad,
     fedadam,
     fedavg,
     fedavgm,
+    fedbuff,
     fednova,
     fedprox,
     fedyogi,
@@ -24,7 +26,7 @@ from thalweg.algorithms import (
 from thalweg.algorithms.algorithm import Algorithm
 from thalweg.errors import PlanError
 
-__all__ = ["ALGORITHMS", "FOR_GRAPHS", "ON_GRAPHS", "SETTINGS", "Algorithm", "find"]
+__all__ = ["ALGORITHMS", "CALLED", "FOR_GRAPHS", "ON_GRAPHS", "SETTINGS", "Algorithm", "find"]
 
 # The default algorithm of jobs on a graph, and all algorithms that such a job can have.
 ON_GRAPHS: Final = dpsgd.ALGORITHM.name
@@ -44,6 +46,8 @@ _ALL: Final = (
     choco.ALGORITHM,
 )
 ALGORITHMS: Final = {one.name: one for one in _ALL}
+#: Those that a program calls, and that no plan can name.
+CALLED: Final = (fedbuff.CALLED, diloco.CALLED)
 
 # The keys of [algorithm] that are settings of some algorithm with a server.
 SETTINGS: Final = tuple(dict.fromkeys(key for one in ALGORITHMS.values() for key in one.settings))

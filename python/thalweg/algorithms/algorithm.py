@@ -94,3 +94,16 @@ class Algorithm:
             return self.step(arena, names, lambda values: rule(values, settings), clients)
         scale = None if self.scale is None else self.scale(settings)
         return ServerStep(arena, names, lambda values: rule(values, settings), scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called:
+    """An algorithm that a program calls as a function of ``thalweg``, and that no plan can name.
+
+    ``name`` is the function. ``meaning``, ``source`` and ``refused`` are as for an ``Algorithm``.
+    """
+
+    name: str
+    meaning: str
+    source: str
+    refused: Mapping[str, str]

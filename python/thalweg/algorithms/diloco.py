@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
+from thalweg.algorithms.algorithm import STRATEGY, Called
 from thalweg.algorithms.server_step import MakeRule, Rule, Values
 from thalweg.errors import RoundError
 from thalweg.tensors.arena import Arena
 
-SOURCE: Final = "Douillard et al. 2023 (DiLoCo), algorithm 1; Douillard et al. 2025 (Streaming DiLoCo), algorithm 2"
 #: Bytes of which a fragment's size is a multiple, so that no fragment begins within a value or within a chunk's unit.
 UNIT: Final = 64
 # How far the mean of equal values may be from them, as a share of their norm: int8 rounds by up to a hundredth.
@@ -155,3 +155,11 @@ class OuterSteps:
             self.fragments.write(fragment, keep * now + (1 - keep) * values)
         else:
             self.fragments.write(fragment, values)
+
+
+CALLED: Final = Called(
+    name="diloco",
+    meaning="peers train for many steps between two exchanges, and take an outer step from the mean of their values",
+    source="Douillard et al. 2023 (DiLoCo), algorithm 1; Douillard et al. 2025 (Streaming DiLoCo), algorithm 2",
+    refused={"flower": STRATEGY},
+)

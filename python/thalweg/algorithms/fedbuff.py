@@ -9,10 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from thalweg import _core
+from thalweg.algorithms.algorithm import STRATEGY, Called
 from thalweg.algorithms.server_step import Values
 from thalweg.tensors.arena import Arena
-
-SOURCE: Final = "Nguyen et al. 2022 (FedBuff), algorithm 1; the weight of section 5 is that of exponent 0.5"
 
 
 def staleness_weight(staleness: int, exponent: float) -> float:
@@ -48,3 +47,17 @@ class Buffer:
             tensor = tensors[name]
             tensor[...] = (tensor.astype(np.float64) + values / self.count).astype(tensor.dtype)
         self.count, self._sums = 0, {}
+
+
+_NODES: Final = "a tree's nodes fold updates of one round, and its updates are of different versions of the model"
+CALLED: Final = Called(
+    name="fedbuff",
+    meaning="asynchronous rounds: the server takes a step whenever it has a number of updates, and nobody waits",
+    source="Nguyen et al. 2022 (FedBuff), algorithm 1; the weight of section 5 is that of exponent 0.5",
+    refused={
+        "tree": _NODES,
+        "nodes": _NODES,
+        "graph": "neighbours fold models of one iteration, and its updates are of different versions of the model",
+        "flower": STRATEGY,
+    },
+)
