@@ -69,6 +69,10 @@ class Parties:
         self.groups: list[Group] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         (folder / "job.json").write_text(json.dumps(job))
+        names = zip(net.addresses, net.names, strict=True)
+        (folder / "hosts").write_text(
+            "".join(f"{host} {name}\n" for host, name in (("127.0.0.1", "localhost"), *names))
+        )
 
     def start(self, index: int) -> None:
         """Start a party in its host and its control group. Everything that it starts belongs to the group too."""
@@ -82,7 +86,11 @@ class Parties:
         )
         join = "".join(f"echo $$ > {file}; " for file in group.files)
         script = [python, str(self.system.folder / "party.py"), str(self.folder), str(index)]
-        inside = command(["sh", "-c", f'{join}exec "$@"', "sh", *script], namespace=self.net.hosts[index]["namespace"])
+        inside = command(
+            ["sh", "-c", f'{join}exec "$@"', "sh", *script],
+            namespace=self.net.hosts[index]["namespace"],
+            hosts_file=str(self.folder / "hosts"),
+        )
         log = self._stack.enter_context((self.folder / f"{index}.log").open("wb"))
         environment = {
             "PATH": f"{Path(python).parent}:/usr/bin:/bin",
@@ -105,7 +113,9 @@ class Parties:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def log(self, index: int) -> str:
-        return (self.folder / f"{index}.log").read_text(errors="replace").strip()[-600:]
+        """Return the last words of a party, without the names of folders of this machine."""
+        text = (self.folder / f"{index}.log").read_text(errors="replace").strip()
+        return text.replace(f"{FOLDER}/", "").replace(f"{self.folder}/", "")[-600:]
 
     def sample(self) -> None:
         for group in self.groups:

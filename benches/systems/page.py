@@ -19,6 +19,8 @@ from thalweg.sections import toml
 
 #: Why thalweg is not first in a cell, written by hand after looking.
 CAUSES: Final = Path(__file__).parent / "causes.toml"
+#: What thalweg takes for each work between machines if nobody chooses.
+DEFAULTS: Final = ("thalweg tcp", "thalweg graph", "thalweg tasks")
 #: Thalweg counts as first if it takes at most this much longer than the fastest.
 NEAR: Final = 1.05
 WORDS: Final = {
@@ -157,8 +159,22 @@ def verdict(path: Path = FILE) -> str:
         place = "**behind**" if not good else "first" if ours is first else "within 5 %"
         mine = "it does not do this work" if ours is None else _brief(ours)
         body.append([f"{work}, {clients}", f"{size // MIB} MiB", name, mine, _brief(other), place, str(cause)])
-    share = f"thalweg is first or within 5 % in {won} of {len(found)} cells ({won / len(found):.0%})." if found else ""
-    return f"{share}\n\n{_table(head, body)}" if found else "Nothing is measured yet."
+    if not found:
+        return "Nothing is measured yet."
+    default = sum(_default_wins(of_group[group]) for group, *_ in found)
+    share = (
+        "thalweg by its fastest transport is first or within 5 % in "
+        f"{won} of {len(found)} cells ({won / len(found):.0%}). "
+        f"By `tcp` alone it is in {default} ({default / len(found):.0%}). A cell is one work, size and path."
+    )
+    return f"{share}\n\n{_table(head, body)}"
+
+
+def _default_wins(of: Sequence[Row]) -> bool:
+    """Whether thalweg's default is within 5 % of the fastest of the others."""
+    usable = [row for row in of if row.usable]
+    mine = [_median(row) for row in usable if row.cell.system in DEFAULTS]
+    return bool(mine) and min(mine) <= NEAR * min(_median(row) for row in usable if not SYSTEMS[row.cell.system].ours)
 
 
 def _brief(row: Row) -> str:
