@@ -185,19 +185,31 @@ pub(crate) fn of_client(
     Ok((config, name))
 }
 
-/// Settings of an endpoint. A listener with a certificate derives the key of its stateless resets (RFC 9000,
-/// section 10.3.2) from the certificate's private key: when it has restarted, clients of its earlier life
+/// Settings of a listener's endpoint. If it has a certificate, it derives the key of its stateless resets (RFC
+/// 9000, section 10.3.2) from the certificate's private key: when it has restarted, clients of its earlier life
 /// learn of that from their next packet.
-pub(crate) fn of_endpoint(operation: &'static str, options: &Options) -> Result<EndpointConfig> {
-    let seed = match options.tls.as_ref().and_then(|tls| tls.identity.as_ref()) {
-        Some(identity) => identity.key.as_bytes().to_vec(),
-        None => {
-            let mut random = vec![0; 32];
-            SystemRandom::new().fill(&mut random).map_err(|e| unusable(operation, &e))?;
-            random
-        }
-    };
-    let root = hmac::Key::new(hmac::HMAC_SHA256, &seed);
+pub(crate) fn of_listening_endpoint(options: &Options) -> Result<EndpointConfig> {
+    match options.tls.as_ref().and_then(|tls| tls.identity.as_ref()) {
+        Some(identity) => of_endpoint("listen", identity.key.as_bytes()),
+        None => of_endpoint("listen", &random("listen")?),
+    }
+}
+
+/// Settings of an endpoint for one connection that this end makes. Its keys are random: a program that listens
+/// and connects with the same certificate gives nothing of its listener's keys to the peers that it connects to.
+pub(crate) fn of_connecting_endpoint() -> Result<EndpointConfig> {
+    of_endpoint("connect", &random("connect")?)
+}
+
+fn random(operation: &'static str) -> Result<[u8; 32]> {
+    let mut random = [0; 32];
+    SystemRandom::new().fill(&mut random).map_err(|e| unusable(operation, &e))?;
+    Ok(random)
+}
+
+/// Settings of an endpoint whose keys are derived from `seed`.
+fn of_endpoint(operation: &'static str, seed: &[u8]) -> Result<EndpointConfig> {
+    let root = hmac::Key::new(hmac::HMAC_SHA256, seed);
     let derived = |label: &[u8]| hmac::sign(&root, label);
     let reset = hmac::Key::new(hmac::HMAC_SHA256, derived(b"thalweg quic stateless reset").as_ref());
     let ids = derived(b"thalweg quic connection ids");

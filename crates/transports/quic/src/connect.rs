@@ -50,7 +50,7 @@ async fn reach(address: &Address, options: &Options, to: SocketAddr) -> Result<Q
     };
     let failed = |e: &std::io::Error| Error::io(CONNECT, address, e);
     let socket = config::socket(any).map_err(|e| failed(&e))?;
-    let settings = config::of_endpoint(CONNECT, options)?;
+    let settings = config::of_connecting_endpoint()?;
     let endpoint = Endpoint::new(settings, None, socket, Arc::new(TokioRuntime)).map_err(|e| failed(&e))?;
     let connecting = endpoint.connect_with(config, to, &name).map_err(|e| refused(address, &e))?;
     let who = address.to_string();

@@ -42,7 +42,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<QuicL
     let server = config::of_server(options, at, &crypto)?;
     let failed = |e: std::io::Error| Error::io("listen", address, &e);
     let socket = config::socket(at).map_err(failed)?;
-    let settings = config::of_endpoint("listen", options)?;
+    let settings = config::of_listening_endpoint(options)?;
     let endpoint = Endpoint::new(settings, Some(server), socket, Arc::new(TokioRuntime)).map_err(failed)?;
     let port = endpoint.local_addr().map_err(failed)?.port();
     let (sender, ready) = mpsc::channel(MAX_READY);

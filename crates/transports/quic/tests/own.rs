@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,16 +123,45 @@ async fn a_crowded_queue_lets_in_who_receives_at_its_address() {
     assert_eq!(server.receive(&NoChunks).await.unwrap(), "hello");
 }
 
+/// The listener asks a peer to show its address by a Retry packet, and only while the queue is crowded.
+#[tokio::test]
+async fn a_retry_is_sent_while_the_queue_is_crowded_and_only_then() {
+    let (queue, options) = queue(8);
+    let listener = listen(&options).await;
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.address().port.unwrap()));
+    let mut ends = Vec::new();
+    // A crowded queue has more than an eighth of its places taken: here, more than one.
+    for (taken, retries) in [(0, 0), (1, 0), (2, 1), (3, 1)] {
+        assert_eq!(queue.count(), taken);
+        let (_unchanged, changes) = tokio::sync::watch::channel(false);
+        let nat = Nat::open(to, changes).await;
+        let through = Address::parse(&format!("quic://{}", nat.inside.local_addr().unwrap())).unwrap();
+        let accept = async { listener.accept().await.unwrap().await.unwrap() };
+        let client = plain();
+        let (client, server) = tokio::join!(Quic.connect(&through, &client), accept);
+        ends.push((client.unwrap(), server));
+        assert_eq!(nat.retries.load(Ordering::SeqCst), retries, "with {taken} in the queue");
+    }
+}
+
 /// Passes datagrams on between one client and a listener, from a socket that it can change in mid-transfer.
 struct Nat {
     inside: Arc<UdpSocket>,
+    /// Retry packets of the listener that it has passed on.
+    retries: Arc<AtomicUsize>,
+}
+
+/// Whether a packet is a Retry: a long header of type 3, of QUIC 1 (RFC 9000, section 17.2.5).
+fn is_retry(packet: &[u8]) -> bool {
+    packet.first().is_some_and(|first| first & 0xf0 == 0xf0) && packet.get(1..5) == Some(&[0, 0, 0, 1])
 }
 
 impl Nat {
     /// Returns the NAT and a task that passes datagrams on, until `change` fires, from another port after that.
     async fn open(to: SocketAddr, mut change: tokio::sync::watch::Receiver<bool>) -> Self {
         let inside = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
-        let socket = inside.clone();
+        let (socket, retries) = (inside.clone(), Arc::new(AtomicUsize::new(0)));
+        let counted = retries.clone();
         tokio::spawn(async move {
             let mut outside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let (mut up, mut down) = (vec![0; 1 << 16], vec![0; 1 << 16]);
@@ -146,6 +176,7 @@ impl Nat {
                         let _ = outside.send_to(&up[..bytes], to).await;
                     }
                     Ok((bytes, _)) = outside.recv_from(&mut down) => {
+                        counted.fetch_add(usize::from(is_retry(&down[..bytes])), Ordering::SeqCst);
                         if let Some(client) = client {
                             let _ = socket.send_to(&down[..bytes], client).await;
                         }
@@ -156,7 +187,7 @@ impl Nat {
                 }
             }
         });
-        Self { inside }
+        Self { inside, retries }
     }
 }
 
