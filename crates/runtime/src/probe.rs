@@ -18,7 +18,7 @@ use thalweg_transport::{
     Address, AdmissionQueue, Bounds, Cancel, ConnectionLimit, Link, NoChunks, Options, Origin, Outgoing,
     Sink, Target, Transport, UnauthenticatedPeer, UpdateId,
 };
-use thalweg_wire::{ChunkHeader, LayoutHash, Ranges, WireError};
+use thalweg_wire::{limits, ChunkHeader, LayoutHash, Ranges, WireError};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -38,14 +38,14 @@ const REPETITIONS: usize = 5;
 const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
 /// How long a raw stream may stand still, and how long its port stays open.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = limits::ANSWERED;
 /// How long a probe may wait for its place.
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = limits::ANSWERED;
 /// Maximum number of probes that are answered at once. One address gets half of them. Each needs memory for
 /// an update and for its raw streams.
 const MOST_PROBES: usize = 4;
 /// How long a probe may send no question while none of its data moves.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = limits::UNMEASURED_SILENCE;
 const TICKET: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]

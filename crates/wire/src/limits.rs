@@ -13,6 +13,8 @@ pub const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(20);
 const CONNECTING: u32 = 4;
 /// Round trips from a link until a peer is let in: the challenge and the answer, and one for a lost packet.
 const GREETING: u32 = 2;
+/// Round trips of a TCP handshake, or of the answer to one message: its own, and one for a packet that is lost.
+const ANSWER: u32 = 2;
 /// Round trips without a sign of a peer after which it counts as gone. It answers within one, and says
 /// something of its own accord in each; the others are for lost packets and a busy peer.
 const SILENT: u32 = 4;
@@ -21,6 +23,11 @@ const SILENT: u32 = 4;
 pub const CONNECT: Duration = trips(CONNECTING);
 /// Maximum time from a link until the peer says who it is, and until it answers that.
 pub const GREET: Duration = trips(GREETING);
+/// Maximum time until a peer answers one message, or a TCP handshake, over a path that is not measured.
+pub const ANSWERED: Duration = trips(ANSWER);
+/// How long a peer may give no sign where the path to it cannot be measured, since a broker or a library is
+/// between.
+pub const UNMEASURED_SILENCE: Duration = trips(SILENT);
 /// Maximum time from a peer's first packet until it has proved who it is.
 pub const ADMISSION: Duration = trips(CONNECTING + GREETING);
 
@@ -63,7 +70,11 @@ mod tests {
     #[test]
     fn every_limit_allows_the_round_trips_that_it_is_for() {
         assert!(
-            CONNECT >= 3 * LONGEST_ROUND_TRIP && GREET > LONGEST_ROUND_TRIP && ADMISSION >= CONNECT + GREET
+            CONNECT >= 3 * LONGEST_ROUND_TRIP
+                && GREET > LONGEST_ROUND_TRIP
+                && ANSWERED > LONGEST_ROUND_TRIP
+                && ADMISSION >= CONNECT + GREET
+                && UNMEASURED_SILENCE == silence(Duration::ZERO, LONGEST_ROUND_TRIP)
         );
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use thalweg_transport::{Address, AdmissionQueue, Bounds, Link, Listener, Options, Pending};
+use thalweg_wire::limits;
 use thalweg_wire::text::{plain, MAX_REASON};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch, Semaphore};
@@ -22,7 +23,7 @@ use crate::{lock, registry, Error, Kind};
 /// Maximum number of handshakes with near ends at a time. Beyond that the next one waits.
 const HANDSHAKES: usize = 256;
 /// How long the target may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT: Duration = limits::ANSWERED;
 
 /// A far end that listens.
 pub(crate) struct Far {

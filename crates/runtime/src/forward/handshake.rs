@@ -7,13 +7,12 @@ use thalweg_pki as pki;
 use thalweg_proto::{micros, other_purpose, Admission, LinkId};
 use thalweg_transport::{Link, NoChunks};
 use thalweg_wire::control::{Challenge, Control, Forward, Hello, Holding, Proof, Purpose, Refusal, VERSIONS};
+use thalweg_wire::limits;
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
 
 use crate::engine::Gate;
 use crate::{random, Error, Kind};
 
-/// How long an end waits for each message of the other.
-const TIMEOUT: Duration = Duration::from_secs(20);
 /// Shortest liveness limit that a near end accepts from a far end.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
 /// Number of the job in handshakes and chunks: 0, since streams belong to no job.
@@ -40,7 +39,7 @@ pub(crate) struct Ready {
 
 async fn hear(link: &Arc<dyn Link>) -> Result<Control, Error> {
     let late = |_| Error::new(Kind::Timeout, SHAKE_HANDS, format!("{} says nothing", link.peer().address));
-    let message = tokio::time::timeout(TIMEOUT, link.receive(&NoChunks)).await.map_err(late)??;
+    let message = tokio::time::timeout(limits::ANSWERED, link.receive(&NoChunks)).await.map_err(late)??;
     Control::decode(&message).map_err(|e| Error::new(Kind::Corrupt, SHAKE_HANDS, e.to_string()))
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_transport::Result;
+use thalweg_wire::limits;
 use tokio::sync::Mutex;
 
 use crate::envelope::{encode, Kind};
@@ -18,7 +19,7 @@ const REPEAT: Duration = Duration::from_millis(500);
 /// Pause between keep-alives.
 const SIGN: Duration = Duration::from_secs(10);
 /// A link ends if nothing arrives for this long.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = limits::UNMEASURED_SILENCE;
 /// Longest time that a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(5);
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use thalweg_sockets::socket::{prepare, resolve};
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use thalweg_wire::limits;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 use tokio::time::Instant;
@@ -24,11 +25,11 @@ const QUEUE: i32 = 64;
 /// Maximum time that messages have to go out after a close.
 const LINGER: Duration = Duration::from_secs(5);
 /// Maximum time of a ZMTP handshake.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = limits::CONNECT;
 /// Pause between libzmq's heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long libzmq waits for the answer to a heartbeat.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE: Duration = limits::UNMEASURED_SILENCE;
 
 /// A socket with the monitor of its connections.
 pub(crate) struct Watched {
