@@ -94,6 +94,13 @@ def test_much_loss_is_for_ltp_whatever_was_measured(wifi: Path) -> None:
         assert all("try ltp too: in single runs unifl was slow there" in note for note in advice["notes"])
 
 
+def test_a_little_loss_is_for_bbr_too(wifi: Path) -> None:
+    for network, notes in (("rate=20mbit,loss=0.5%", 1), ("rate=20mbit,loss=0.6%", 0), ("rate=20mbit", 0)):
+        advice = advise(Question(network, "payload:1MB"), [wifi])
+        assert len(advice["notes"]) == notes, network
+        assert all("up to 0.5% loss tcp with BBR does as well as ltp" in note for note in advice["notes"])
+
+
 def test_few_runs_or_distant_conditions_give_no_certainty(tmp_path: Path) -> None:
     record(tmp_path, "a", "cubic", FAST)
     assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "no"
