@@ -1,4 +1,4 @@
-"""Measures ltp and udp beside tcp with BBR, by turns, on bad paths: jitter, reordering, bursts and much loss.
+"""Measures ltp and udp beside tcp and quic with BBR and Cubic, by turns, on bad paths: jitter, reordering, much loss.
 
 One client receives a model and sends an update over a path that loses packets only on the way up. A run counts as
 failed if it has not ended in time. A loss of 70 % begins 5 s after the start of the network, when the parties have
@@ -39,7 +39,12 @@ WAYS: Final = {
     BESIDE: 'url = "tcp"\ncongestion = "bbr"',
     "ltp": 'url = "ltp"',
     "udp": 'url = "udp"',
+    "quic bbr": 'url = "quic"\ncongestion = "bbr"',
+    "tcp cubic": 'url = "tcp"\ncongestion = "cubic"',
+    "quic cubic": 'url = "quic"\ncongestion = "cubic"',
 }
+# What ltp and udp are compared with. Such ways have no goal of their own: with Cubic they may fail where much is lost.
+COMPARED: Final = ("quic bbr", "tcp cubic", "quic cubic")
 # Goals of ltp: a share of the goodput of tcp with BBR; and, if 10 % or more is lost, a share of the bound.
 OF_BBR: Final = 0.95
 LOSSY: Final = 0.75
@@ -106,6 +111,8 @@ def _figure(name: str, way: str, path: NetworkPath, shares: dict[str, list[float
     ones, beside = shares[way], shares.get(BESIDE)
     reached, limits, kept = median(ones), ["no failure"], min(ones) > 0
     value = f"{reached:.2f} of the bound; {ones.count(0.0)} of {len(ones)} failed"
+    if way in COMPARED:
+        return Figure(f"{way}, {name}", value, "", None, {"shares": shares})
     if beside is not None:
         other = median(beside)
         value += f"; {BESIDE} {other:.2f}, {beside.count(0.0)} failed"
