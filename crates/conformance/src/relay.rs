@@ -1,11 +1,12 @@
-//! A relay between the two ends of links over TCP. It lets only as many bytes pass as a test allows.
+//! A relay between the two ends of links over TCP. It lets only as many bytes pass as a test allows. Datagrams to
+//! its port pass too, those of one client, but only while all bytes may pass: the others are lost.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 
 /// More bytes than any test sends.
@@ -28,6 +29,10 @@ impl Gate {
     /// Lets all bytes pass.
     pub fn release(&self) {
         self.allow(ALL);
+    }
+
+    fn is_open(&self) -> bool {
+        *self.0.borrow() > ALL / 2
     }
 
     /// Waits until some of `bytes` may pass. Returns how many.
@@ -68,6 +73,9 @@ impl Relay {
         let port = listener.local_addr().unwrap().port();
         let (up, down) = (Gate::open(), Gate::open());
         let (authority, gates) = (address.authority(), (up.clone(), down.clone()));
+        if let Ok(datagrams) = UdpSocket::bind((ip, port)).await {
+            tokio::spawn(pass_datagrams(datagrams, authority.clone(), gates.clone()));
+        }
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let Ok(far) = TcpStream::connect(&authority).await else { continue };
@@ -99,6 +107,32 @@ impl Relay {
     pub(crate) fn address(&self, behind: &Address) -> Address {
         let host = if behind.host == "localhost" { "localhost".into() } else { self.ip.to_string() };
         Address { host, port: Some(self.port), ..behind.clone() }
+    }
+}
+
+/// Passes datagrams on between one client at `inside` and a listener.
+async fn pass_datagrams(inside: UdpSocket, listener: String, (up, down): (Gate, Gate)) {
+    let any = inside.local_addr().unwrap().ip();
+    let outside = UdpSocket::bind((any, 0)).await.unwrap();
+    outside.connect(&listener).await.unwrap();
+    let (mut there, mut back) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut client = None;
+    loop {
+        // Errors are those of ICMP messages, and count as losses.
+        tokio::select! {
+            Ok((bytes, from)) = inside.recv_from(&mut there) => {
+                client = Some(from);
+                if up.is_open() {
+                    let _ = outside.send(&there[..bytes]).await;
+                }
+            }
+            Ok(bytes) = outside.recv(&mut back) => {
+                if let Some(client) = client.filter(|_| down.is_open()) {
+                    let _ = inside.send_to(&back[..bytes], client).await;
+                }
+            }
+            else => tokio::task::yield_now().await,
+        }
     }
 }
 

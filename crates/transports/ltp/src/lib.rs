@@ -72,7 +72,7 @@ impl Transport for Ltp {
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         check("connect", address, options)?;
-        link(connect(address, options, &DIALECT).await?, options)
+        connect(address, options, &DIALECT, link).await
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::data::{self, DataKey};
+use crate::line::{HoledStream, Wire};
 use crate::link::{Duplex, End, Shaken, TcpLink};
 use crate::preamble::{new_id, Preamble};
 
@@ -54,17 +55,27 @@ async fn shake(
     tls: &ClientTls,
     preamble: Preamble,
 ) -> Result<(Shaken, Option<DataKey>)> {
+    let socket = Socket::new(stream).map_err(|e| no_answer(address, &e, tls.is_some()))?;
+    shake_over(End::Kernel(socket.clone()), socket, address, tls, preamble).await
+}
+
+/// Does the handshake over `wire`, whose bytes `end` carries.
+async fn shake_over(
+    end: End,
+    mut wire: impl Duplex + 'static,
+    address: &Address,
+    tls: &ClientTls,
+    preamble: Preamble,
+) -> Result<(Shaken, Option<DataKey>)> {
     let failed = |e: &std::io::Error| no_answer(address, e, tls.is_some());
-    let socket = Socket::new(stream).map_err(|e| failed(&e))?;
-    let end = End::Kernel(socket.clone());
     match tls {
         None => {
-            exchange(&mut socket.clone(), preamble, failed).await?;
+            exchange(&mut wire, preamble, failed).await?;
             Ok((Shaken { end, tls: None, peer: in_the_clear(address), unauthenticated_peer: None }, None))
         }
         Some((config, name)) => {
             let connector = TlsConnector::from(config.clone());
-            let connected = connector.connect(name.clone(), socket).await;
+            let connected = connector.connect(name.clone(), wire).await;
             let mut stream = connected.map_err(|e| failed(&e))?.into();
             let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
             let key = match exchange(&mut stream, preamble, failed).await?.data {
@@ -74,6 +85,19 @@ async fn shake(
             Ok((Shaken { end, tls: Some(Box::new(stream)), peer, unauthenticated_peer: None }, key))
         }
     }
+}
+
+/// Makes a link over a connection that the kernel does not carry. All its bytes go on this connection.
+pub(crate) async fn over(
+    line: Arc<dyn HoledStream>,
+    address: &Address,
+    options: &Options,
+) -> Result<TcpLink> {
+    let tls = options.tls.as_ref().map(|tls| tls::client(address, tls)).transpose()?;
+    let preamble = Preamble { id: new_id()?, stream: 0, streams: 1, data: false };
+    let (end, wire) = (End::HoledStream(line.clone()), Wire(line));
+    let (shaken, _) = shake_over(end, wire, address, &tls, preamble).await?;
+    Ok(TcpLink::new(vec![shaken], false))
 }
 
 /// Adds a data connection to its link.

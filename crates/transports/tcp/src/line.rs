@@ -13,14 +13,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ServerConfig;
+use thalweg_sockets::door::evicted;
 use thalweg_sockets::socket::Socket;
 use thalweg_sockets::tls;
-#[cfg(doc)]
-use thalweg_transport::ErrorKind;
-use thalweg_transport::{Counters, Options, Peer, Pending, Result, Sealed, UnauthenticatedPeer};
+use thalweg_transport::{
+    Address, AdmissionQueue, Counters, Error, ErrorKind, Link, Options, Origin, Peer, Pending, Result,
+    Sealed, UnauthenticatedPeer,
+};
 use thalweg_wire::{FrameHeader, Tolerance};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use crate::data::{self, DataKey, Hello, DATA_BYTES};
@@ -31,6 +34,8 @@ use crate::preamble::Preamble;
 pub use crate::preamble::PREAMBLE_BYTES;
 
 const ACCEPT: &str = "accept";
+/// Maximum number of handshakes at a time without an admission queue.
+const MAX_HANDSHAKES: usize = 512;
 
 /// What a read from a connection returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +64,12 @@ pub trait HoledStream: Send + Sync {
 
     /// Ends both directions and wakes all waiters. Bytes that were accepted before are still sent.
     fn shut(&self);
+
+    /// Waits until the peer has received all that was accepted before [`HoledStream::shut`], or the stream has
+    /// given up. A stream whose bytes are sent on after this program has ended need not wait.
+    fn poll_delivered(&self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
 
     /// Says which bytes of the chunks' payloads may be lost, by bytes of their update. `lines` is the number
     /// of connections that carry the update together. A stream without losses ignores the call.
@@ -270,6 +281,81 @@ impl HoledStreams {
         };
         self.gathering.add(preamble, Shaken { end, tls: None, peer, unauthenticated_peer }, limit)
     }
+}
+
+/// Runs the handshake of each new connection in a task of its own. `new` gives the connections with their
+/// peers' addresses, and `ready` gets the pending links.
+pub async fn serve<L: HoledStream + 'static>(
+    lines: HoledStreams,
+    mut new: mpsc::Receiver<(L, String)>,
+    ready: mpsc::Sender<Pending>,
+    options: Options,
+) {
+    let (limit, admission_queue) = (options.connect_timeout(), options.admission_queue);
+    let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, which ends the handshakes
+    loop {
+        tokio::select! {
+            Some(_) = handshakes.join_next() => {}
+            newcomer = next(&mut new, admission_queue.as_ref()), if admission_queue.is_some() || handshakes.len() < MAX_HANDSHAKES => {
+                let Some((line, from)) = newcomer else { return };
+                let unauthenticated_peer = admission_queue.as_ref().map(|admission_queue| admission_queue.enter(Origin::of(&from)));
+                handshakes.spawn(shake(lines.clone(), line, from, unauthenticated_peer, limit, ready.clone()));
+            }
+        }
+    }
+}
+
+/// The next connection. Waits until the admission queue has room for it.
+async fn next<L>(
+    new: &mut mpsc::Receiver<(L, String)>,
+    admission_queue: Option<&AdmissionQueue>,
+) -> Option<(L, String)> {
+    if let Some(admission_queue) = admission_queue {
+        admission_queue.room().await;
+    }
+    new.recv().await
+}
+
+/// Hands over the link that is pending, or the error if there is none.
+async fn shake(
+    lines: HoledStreams,
+    line: impl HoledStream + 'static,
+    from: String,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
+    limit: Duration,
+    ready: mpsc::Sender<Pending>,
+) {
+    let context = format!("{from} did not finish its handshake in time");
+    let late = |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, context));
+    let shaking = lines.admit(Arc::new(line), from, unauthenticated_peer.clone(), limit);
+    let admitted = tokio::select! {
+        biased;
+        admitted = tokio::time::timeout(limit, shaking) => admitted.unwrap_or_else(late),
+        error = evicted(unauthenticated_peer.as_ref()) => Err(error),
+    };
+    let pending: Pending = match admitted {
+        Ok(None) => return,
+        Ok(Some(pending)) => pending,
+        Err(error) => Box::pin(std::future::ready(Err(error))),
+    };
+    tokio::select! {
+        // Ignore an error: the listener is gone. The connection then ends as well.
+        _ = ready.send(pending) => {}
+        _ = evicted(unauthenticated_peer.as_ref()) => {}
+    }
+}
+
+/// Connects over a connection that the kernel does not carry: the handshake of a link, under TLS if the
+/// options have it.
+///
+/// # Errors
+/// As those of `tcp`: [`ErrorKind::Security`], [`ErrorKind::Corrupt`], [`ErrorKind::Closed`].
+pub async fn connect(
+    line: Arc<dyn HoledStream>,
+    address: &Address,
+    options: &Options,
+) -> Result<Arc<dyn Link>> {
+    Ok(Arc::new(crate::connect::over(line, address, options).await?))
 }
 
 fn in_the_clear(

@@ -307,6 +307,11 @@ impl Link for TcpLink {
             let _ = tokio::time::timeout(GOODBYE, futures_util::future::join_all(goodbyes)).await;
         }
         self.shared.refuse("the link was closed here");
+        for end in &self.shared.ends {
+            if let End::HoledStream(line) = end {
+                std::future::poll_fn(|cx| line.poll_delivered(cx)).await;
+            }
+        }
     }
 }
 

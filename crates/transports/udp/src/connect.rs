@@ -1,28 +1,51 @@
-//! Connects a link: first the control connection, then the handshake of the UDP sockets.
+//! Connects a link. Two attempts run side by side: one by datagrams alone, and a little later one whose
+//! control messages go over TCP. The first to succeed is the link, so that a path which lets only one of them
+//! through will do. If no datagram comes back at all, the link carries its chunks over TCP too.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Transport};
+use thalweg_tcp::{line, Tcp};
+use thalweg_transport::{Address, Error, ErrorKind, Link, Options, Result, Transport};
 use tokio::net::lookup_host;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout, Instant};
 
-use crate::hello::{self, Dialect, Ends};
+use crate::control::dial;
+use crate::control::pipe::{Line, Pipe};
+use crate::hello::{self, Dialect};
+use crate::listener::Make;
+use crate::over_tcp;
 
 const CONNECT: &str = "connect";
+/// How long the attempt by datagrams is alone. On most paths it has an answer by then.
+const HEAD_START: Duration = Duration::from_millis(300);
+/// How long it stays alone once the listener has answered it by a datagram.
+const ANSWERED: Duration = Duration::from_secs(2);
+/// How long no datagram comes back while TCP passes, until the link carries its chunks over TCP. Even if 80 %
+/// of the datagrams are lost in each direction, one of the opens that are sent meanwhile is answered with a
+/// probability of 0.75, and TCP hardly gets through.
+const NO_DATAGRAM: Duration = Duration::from_secs(5);
+/// How long the datagram sockets may need where datagrams do pass, until the link does without them. The
+/// firewall may let through the listener's own port alone.
+const NO_SOCKETS: Duration = Duration::from_secs(20);
 
 /// Connects within [`Options::connect_timeout`]. Tries the host's addresses in turn; each gets an equal share
 /// of the time.
 ///
 /// # Errors
 /// The error of the last address; [`ErrorKind::Timeout`] if that did not answer.
-pub async fn connect(address: &Address, options: &Options, dialect: &Dialect) -> Result<Ends> {
+pub async fn connect(
+    address: &Address,
+    options: &Options,
+    dialect: &'static Dialect,
+    make: Make,
+) -> Result<Arc<dyn Link>> {
     let candidates = resolve(CONNECT, address).await?;
     let share = options.connect_timeout() / candidates.len() as u32;
     let mut last = silent(address, share);
     for &to in &candidates {
-        match timeout(share, reach(address, to, options, dialect)).await {
+        match timeout(share, Attempt::new(address, to, options, dialect, make).reach()).await {
             Ok(Ok(link)) => return Ok(link),
             Ok(Err(error)) => last = error,
             Err(_) => last = silent(address, share),
@@ -31,20 +54,99 @@ pub async fn connect(address: &Address, options: &Options, dialect: &Dialect) ->
     Err(last)
 }
 
-async fn reach(address: &Address, to: SocketAddr, options: &Options, dialect: &Dialect) -> Result<Ends> {
-    let mut control = crate::control(options);
-    if let Some(tls) = &mut control.tls {
-        // The certificate must be for the host name in the address, not for its IP address.
-        tls.server_name.get_or_insert_with(|| address.host.clone());
+/// What both attempts to reach one address need.
+struct Attempt<'a> {
+    to: SocketAddr,
+    options: &'a Options,
+    control: Options,
+    dialect: &'static Dialect,
+    make: Make,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(
+        address: &Address,
+        to: SocketAddr,
+        options: &'a Options,
+        dialect: &'static Dialect,
+        make: Make,
+    ) -> Self {
+        let mut control = crate::control_options(options);
+        if let Some(tls) = &mut control.tls {
+            // The certificate must be for the host name in the address, not for its IP address.
+            tls.server_name.get_or_insert_with(|| address.host.clone());
+        }
+        Self { to, options, control, dialect, make }
     }
-    let inner = Tcp.connect(&control_address(to), &control).await?;
-    hello::ask(inner, to.ip(), options, dialect).await
+
+    async fn reach(&self) -> Result<Arc<dyn Link>> {
+        let (line, pipe) = dial::begin(self.to).await?;
+        let mut by_datagrams = std::pin::pin!(self.by_datagrams(line, &pipe));
+        let mut by_tcp = std::pin::pin!(self.by_tcp(&pipe));
+        let failed = tokio::select! {
+            met = &mut by_datagrams => match met {
+                // What was refused, TCP would not get either.
+                Err(error) if matches!(error.kind(), ErrorKind::Security | ErrorKind::Corrupt) => return Err(error),
+                Err(_) => None,
+                done => return done,
+            },
+            met = &mut by_tcp => match met {
+                Err(error) => Some(error),
+                done => return done,
+            },
+        };
+        match failed {
+            None => by_tcp.await,
+            // Nothing but a closed port refuses at once: then both attempts are refused.
+            Some(error) => by_datagrams.await.map_err(|_| error),
+        }
+    }
+
+    /// The link whose control messages go by datagrams.
+    async fn by_datagrams(&self, line: Line, pipe: &Pipe) -> Result<Arc<dyn Link>> {
+        let address = control_address(self.to);
+        pipe.answered().await.map_err(|e| Error::io(CONNECT, &address, &e))?;
+        let inner = line::connect(Arc::new(line), &address, &self.control).await?;
+        let ends = hello::ask(inner, self.to.ip(), self.options, self.dialect).await?;
+        (self.make)(ends, self.options)
+    }
+
+    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass.
+    async fn by_tcp(&self, pipe: &Pipe) -> Result<Arc<dyn Link>> {
+        let began = Instant::now();
+        let alone = async {
+            sleep(HEAD_START).await;
+            if pipe.is_answered() {
+                sleep(ANSWERED).await;
+            }
+        };
+        tokio::select! {
+            () = alone => {}
+            _ = pipe.broken() => {}
+        }
+        let inner = self.by_kernel().await?;
+        let trip = inner.counters().round_trip.unwrap_or_default();
+        let until = (began + NO_DATAGRAM).max(Instant::now() + 4 * trip);
+        let answered = timeout(until.saturating_duration_since(Instant::now()), pipe.answered()).await;
+        if !matches!(answered, Ok(Ok(()))) {
+            return over_tcp::ask(inner, self.dialect).await;
+        }
+        let asking = hello::ask(inner, self.to.ip(), self.options, self.dialect);
+        match timeout(NO_SOCKETS.max(8 * trip), asking).await {
+            Ok(ends) => (self.make)(ends?, self.options),
+            Err(_) => over_tcp::ask(self.by_kernel().await?, self.dialect).await,
+        }
+    }
+
+    async fn by_kernel(&self) -> Result<Arc<dyn Link>> {
+        Tcp.connect(&control_address(self.to), &self.control).await
+    }
 }
 
 fn silent(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
-        .hint("let TCP and UDP through the firewall, take tcp, or raise the timeout")
+        .hint("let UDP or TCP through the firewall, or raise the timeout")
 }
 
 /// The address of the control connection, at the same host and port.

@@ -8,6 +8,9 @@
 //!    listener's end the sockets' addresses behind NAT, and that datagrams pass.
 //! 3. The listener's end has received both hellos. It sends: `tlwu`, version.
 //!
+//! A connecting end to which no datagrams pass sends only `tlwu` and the version in step 2. The control
+//! connection then [carries everything](crate::over_tcp).
+//!
 //! Pair 0 carries chunks from the connecting end to the listener's end, pair 1 carries chunks the other way.
 //! Reports travel against the chunks of their pair.
 
@@ -23,6 +26,7 @@ use thalweg_transport::{
 use tokio::time::sleep;
 
 use crate::datagram::{Datagram, Key, Kind};
+use crate::over_tcp::OverTcp;
 use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
 
@@ -51,8 +55,16 @@ pub struct Ends {
     pub standing: Standing,
 }
 
-/// The first pause after a hello, and the longest pause. Each pause is twice as long as the previous one.
-const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// What the handshake of the listener's end has made.
+pub(crate) enum Met {
+    /// The ends of a link with datagram sockets.
+    Ends(Box<Ends>),
+    /// The control connection, which carries everything.
+    OverTcp(Arc<dyn Link>),
+}
+
+/// The first pause after a hello, and the longest pause. Each pause is a tenth longer than the previous one.
+const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Checks the address and refuses options that a datagram transport does not support.
 ///
@@ -91,7 +103,7 @@ pub(crate) async fn answer(
     unauthenticated_peers: Vec<UnauthenticatedPeer>,
     options: &Options,
     dialect: &Dialect,
-) -> Result<Ends> {
+) -> Result<Met> {
     let operation = "accept";
     let from = source(operation, inner.peer())?;
     let key = new_key(operation)?;
@@ -104,14 +116,28 @@ pub(crate) async fn answer(
     offer.extend_from_slice(&outgoing.port.to_le_bytes());
     offer.extend_from_slice(&incoming.window.to_le_bytes());
     inner.send_control(offer.into()).await?;
-    let [window] = numbers(operation, dialect, &inner.receive(&NoChunks).await?, [8])?;
+    let answer = inner.receive(&NoChunks).await?;
+    if answer == dialect.magic[..] {
+        unauthenticated_peers.iter().for_each(UnauthenticatedPeer::progressed);
+        return Ok(Met::OverTcp(OverTcp::new(inner, dialect)));
+    }
+    let [window] = numbers(operation, dialect, &answer, [8])?;
     let (incoming, outgoing) = tokio::try_join!(
         incoming.greeted(operation, from, key, seal(0), 0, Way::In),
         outgoing.greeted(operation, from, key, seal(1), 1, Way::Out)
     )?;
     unauthenticated_peers.iter().for_each(UnauthenticatedPeer::progressed);
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
-    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(unauthenticated_peers) })
+    let standing = Standing::new(unauthenticated_peers);
+    Ok(Met::Ends(Box::new(Ends { inner, outgoing, window, incoming, standing })))
+}
+
+/// Sizes of the numbers in the listener's offer.
+const OFFER: [usize; 6] = [8, 8, 1, 2, 2, 8];
+
+/// Checks the listener's offer, of which a connecting end without datagrams uses nothing.
+pub(crate) fn check_offer(offer: &[u8], dialect: &Dialect) -> Result<()> {
+    numbers("connect", dialect, offer, OFFER).map(drop)
 }
 
 /// The IP address that the control connection comes from.
@@ -132,7 +158,7 @@ pub(crate) async fn ask(
     let offer = inner.receive(&NoChunks).await?;
     let key = offer.get(magic.len()..magic.len() + 16).and_then(|key| Key::try_from(key).ok());
     let key = key.ok_or_else(|| strange(operation, dialect))?;
-    let [_, _, choice, up, down, window] = numbers(operation, dialect, &offer, [8, 8, 1, 2, 2, 8])?;
+    let [_, _, choice, up, down, window] = numbers(operation, dialect, &offer, OFFER)?;
     let secret = secure::secret(operation, choice as u8, inner.peer(), &key)?;
     let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, dialect.name, pair, End::Connecting));
     let any = match ip {
@@ -168,7 +194,7 @@ async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
             });
         }
         sleep(pause).await;
-        pause = (2 * pause).min(most);
+        pause = pause.mul_f64(1.1).min(most);
     }
 }
 

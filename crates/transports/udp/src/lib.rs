@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod connect;
+mod control;
 pub mod datagram;
 pub mod deliver;
 #[cfg(any(test, feature = "fuzz"))]
@@ -20,6 +21,7 @@ pub mod hello;
 mod link;
 pub mod link_state;
 pub mod listener;
+mod over_tcp;
 #[cfg(test)]
 mod paths;
 mod receive;
@@ -100,7 +102,7 @@ impl Transport for Udp {
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         check("connect", address, options)?;
-        link(connect::connect(address, options, &DIALECT).await?, options)
+        connect::connect(address, options, &DIALECT, link).await
     }
 }
 
@@ -111,7 +113,7 @@ fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
 }
 
 /// The options of the inner `tcp` link: all but the `udp` transport's own settings.
-fn control(options: &Options) -> Options {
+fn control_options(options: &Options) -> Options {
     Options { own: Settings::default(), ..options.clone() }
 }
 

@@ -1,18 +1,21 @@
 //! Accepts links. Each connection of the control listener gets a task, which shakes hands over UDP too.
 //! `accept` returns only links whose handshake is over, so it never waits for a slow peer.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use thalweg_tcp::line::{serve, HoledStreams};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, Pending, Result, Transport};
-use tokio::sync::Mutex;
-use tokio::task::JoinSet;
+use tokio::sync::{mpsc, Mutex};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::connect::{control_address, resolve};
-use crate::hello::{self, Dialect, Ends};
+use crate::control::hub::{self, Hub, Newcomer};
+use crate::control_options;
+use crate::hello::{self, Dialect, Ends, Met};
 
 const ACCEPT: &str = "accept";
 /// Maximum number of handshakes at a time. Further connections wait at the control listener. An admission
@@ -22,10 +25,21 @@ const MOST: usize = 1024;
 /// Makes a link from the result of a handshake.
 pub type Make = fn(Ends, &Options) -> Result<Arc<dyn Link>>;
 
+/// Control streams that may wait for the handshake of their datagram sockets. Further ones wait before that.
+const MAX_READY: usize = 256;
+/// How often the system may choose a port for TCP that another program uses for UDP.
+const PORTS: usize = 16;
+
 /// The listener of a datagram transport.
 pub struct DatagramListener {
     address: Address,
+    /// Accepts control connections.
     inner: Box<dyn Listener>,
+    /// Accepts [control streams](crate::control), at the same port.
+    _hub: Hub,
+    /// Control streams whose handshake is over.
+    streams: Mutex<mpsc::Receiver<Pending>>,
+    serving: AbortHandle,
     shaker: Shaker,
     /// The running handshakes. Dropping the listener aborts them.
     shaking: Mutex<JoinSet<Result<Arc<dyn Link>>>>,
@@ -48,10 +62,39 @@ pub async fn listen(
     make: Make,
 ) -> Result<DatagramListener> {
     let at = resolve("listen", address).await?[0];
-    let inner = Tcp.listen(&control_address(at), &crate::control(options)).await?;
+    let (inner, hub, new) = both(at, options).await?;
+    let (ready, streams) = mpsc::channel(MAX_READY);
+    let lines = HoledStreams::new(&control_options(options))?;
+    let serving = tokio::spawn(serve(lines, new, ready, control_options(options))).abort_handle();
+    let streams = Mutex::new(streams);
     let address = Address { port: inner.address().port, ..address.clone() };
     let shaker = Shaker { ip: at.ip(), options: options.clone(), dialect, make };
-    Ok(DatagramListener { address, inner, shaker, shaking: Mutex::default() })
+    Ok(DatagramListener { address, inner, _hub: hub, streams, serving, shaker, shaking: Mutex::default() })
+}
+
+/// Listens for control connections and for control streams, at the same port.
+async fn both(
+    at: SocketAddr,
+    options: &Options,
+) -> Result<(Box<dyn Listener>, Hub, mpsc::Receiver<Newcomer>)> {
+    let mut tries = 0;
+    loop {
+        let inner = Tcp.listen(&control_address(at), &control_options(options)).await?;
+        let port = inner.address().port.unwrap_or_default();
+        match hub::open(SocketAddr::new(at.ip(), port)) {
+            Ok((hub, new)) => return Ok((inner, hub, new)),
+            Err(error) if at.port() != 0 || error.kind() != ErrorKind::InUse || tries == PORTS => {
+                return Err(error)
+            }
+            Err(_) => tries += 1,
+        }
+    }
+}
+
+impl Drop for DatagramListener {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
 }
 
 #[async_trait]
@@ -61,7 +104,7 @@ impl Listener for DatagramListener {
     }
 
     async fn accept(&self) -> Result<Pending> {
-        let mut shaking = self.shaking.lock().await;
+        let (mut shaking, mut streams) = (self.shaking.lock().await, self.streams.lock().await);
         loop {
             tokio::select! {
                 // A task that panicked or was aborted has no link.
@@ -70,6 +113,9 @@ impl Listener for DatagramListener {
                 },
                 pending = self.inner.accept(), if shaking.len() < MOST => {
                     shaking.spawn(self.shaker.clone().shake(pending?));
+                }
+                Some(pending) = streams.recv(), if shaking.len() < MOST => {
+                    shaking.spawn(self.shaker.clone().shake(pending));
                 }
             }
         }
@@ -86,13 +132,15 @@ impl Shaker {
             Err(Error::new(ErrorKind::Timeout, ACCEPT, context)
                 .hint("let UDP through the firewall, or take tcp"))
         };
-        let ends = timeout(limit, self.answer(inner)).await.unwrap_or_else(late)?;
-        (self.make)(ends, &self.options)
+        match timeout(limit, self.answer(inner)).await.unwrap_or_else(late)? {
+            Met::Ends(ends) => (self.make)(*ends, &self.options),
+            Met::OverTcp(link) => Ok(link),
+        }
     }
 
     /// Shakes hands. If there is an admission queue, the peer's two sockets take places in it, beside that of
     /// the control connection. If the queue evicts one of them, the handshake fails.
-    async fn answer(&self, inner: Arc<dyn Link>) -> Result<Ends> {
+    async fn answer(&self, inner: Arc<dyn Link>) -> Result<Met> {
         let Self { ip, options, dialect, .. } = self;
         let Some(admission_queue) = &options.admission_queue else {
             return hello::answer(inner, *ip, Vec::new(), options, dialect).await;

@@ -231,7 +231,7 @@ async fn refused(listener: &dyn Listener, answer: Option<&'static [u8]>) -> Erro
 async fn a_false_handshake_is_refused() {
     let options = Options { connect_timeout_ms: 100, ..Options::default() };
     let listener = listen(&Udp, &options).await;
-    for answer in [&b""[..], b"tlwu\x03", b"tlwu\x04........", b"tlwu\x03........x", b"GET / HTTP/1.1\r\n"] {
+    for answer in [&b""[..], b"tlwu\x04", b"tlwu\x04........", b"tlwu\x03........x", b"GET / HTTP/1.1\r\n"] {
         assert_eq!(refused(&*listener, Some(answer)).await.kind(), ErrorKind::Corrupt);
     }
     assert_eq!(refused(&*listener, None).await.kind(), ErrorKind::Timeout);

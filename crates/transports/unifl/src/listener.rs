@@ -1,23 +1,17 @@
 //! The listener: a kernel listener at the port, and in front of it the endpoint, if this machine allows that.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_masking::Rate;
-use thalweg_sockets::door::evicted;
-use thalweg_tcp::line::{HoledStream, HoledStreams};
+use thalweg_tcp::line::{serve, HoledStreams};
 use thalweg_tcp::Tcp;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{
-    Address, AdmissionQueue, Error, ErrorKind, Listener, Options, Origin, Pending, Result, Transport,
-    UnauthenticatedPeer,
-};
+use thalweg_transport::{Address, Listener, Options, Pending, Result, Transport};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
-use crate::endpoint::{self, Front, Newcomer};
+use crate::endpoint::{self, Front};
 use crate::settings::{self, Backend, Limits};
 use crate::{as_tcp, inner};
 
@@ -25,7 +19,6 @@ use crate::{as_tcp, inner};
 const MAX_NEW: usize = 512;
 /// Maximum number of links that wait to be accepted. Beyond that, handshakes wait.
 const MAX_READY: usize = 256;
-const ACCEPT: &str = "accept";
 /// Why loss is not masked under TLS unless updates are sealed.
 const UNSEALED: &str =
     "TLS needs every byte, so no loss is masked; seal the updates in records that are opened one by \
@@ -72,7 +65,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
         }
     };
     let task =
-        front.is_some().then(|| tokio::spawn(admit(lines, new, sender, options.clone())).abort_handle());
+        front.is_some().then(|| tokio::spawn(serve(lines, new, sender, options.clone())).abort_handle());
     Ok(Box::new(Unifl { address, kernel, ready: Mutex::new(ready), task, front, notice }))
 }
 
@@ -109,67 +102,6 @@ async fn compact(
 /// Resolves the address.
 async fn at(address: &Address) -> Result<SocketAddr> {
     Ok(thalweg_sockets::socket::resolve("listen", address).await?[0])
-}
-
-/// Runs the handshake of each new connection in a task of its own.
-async fn admit(
-    lines: HoledStreams,
-    mut new: mpsc::Receiver<Newcomer>,
-    ready: mpsc::Sender<Pending>,
-    options: Options,
-) {
-    let (limit, admission_queue) = (options.connect_timeout(), options.admission_queue);
-    let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, which ends the handshakes
-    loop {
-        tokio::select! {
-            Some(_) = handshakes.join_next() => {}
-            newcomer = next(&mut new, admission_queue.as_ref()), if admission_queue.is_some() || handshakes.len() < MAX_NEW => {
-                let Some((line, from)) = newcomer else { return };
-                let unauthenticated_peer = admission_queue.as_ref().map(|admission_queue| admission_queue.enter(Origin::of(&from)));
-                handshakes.spawn(shake(lines.clone(), line, from, unauthenticated_peer, limit, ready.clone()));
-            }
-        }
-    }
-}
-
-/// The next connection. Waits until the admission queue has room for it.
-async fn next(
-    new: &mut mpsc::Receiver<Newcomer>,
-    admission_queue: Option<&AdmissionQueue>,
-) -> Option<Newcomer> {
-    if let Some(admission_queue) = admission_queue {
-        admission_queue.room().await;
-    }
-    new.recv().await
-}
-
-/// Hands over the link that is pending, or the error if there is none.
-async fn shake(
-    lines: HoledStreams,
-    line: impl HoledStream + 'static,
-    from: String,
-    unauthenticated_peer: Option<UnauthenticatedPeer>,
-    limit: Duration,
-    ready: mpsc::Sender<Pending>,
-) {
-    let context = format!("{from} did not finish its handshake in time");
-    let late = |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, context));
-    let shaking = lines.admit(Arc::new(line), from, unauthenticated_peer.clone(), limit);
-    let admitted = tokio::select! {
-        biased;
-        admitted = tokio::time::timeout(limit, shaking) => admitted.unwrap_or_else(late),
-        error = evicted(unauthenticated_peer.as_ref()) => Err(error),
-    };
-    let pending: Pending = match admitted {
-        Ok(None) => return,
-        Ok(Some(pending)) => pending,
-        Err(error) => Box::pin(std::future::ready(Err(error))),
-    };
-    tokio::select! {
-        // Ignore an error: the listener is gone. The connection then ends as well.
-        _ = ready.send(pending) => {}
-        _ = evicted(unauthenticated_peer.as_ref()) => {}
-    }
 }
 
 #[async_trait]

@@ -1,0 +1,86 @@
+//! Cookies: a listener keeps nothing for a peer that has not shown that it receives at its address.
+//!
+//! A cookie is a time and a MAC (HMAC-SHA256, 16 bytes of it) over that time, the peer's address and the id of
+//! its stream, by a key that only the listener has. This is address validation as in RFC 9000, section 8.1.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ring::hmac::{self, Key, HMAC_SHA256};
+use ring::rand::SystemRandom;
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_wire::limits;
+
+use super::packet::{Cookie, Id};
+
+/// How long a cookie is valid: as long as an attempt to connect may take.
+const VALID: Duration = limits::CONNECT;
+const TIME_BYTES: usize = 8;
+
+pub(crate) struct Cookies(Key);
+
+impl Cookies {
+    /// Makes a new key.
+    pub(crate) fn new(operation: &'static str) -> Result<Self> {
+        let none = |_| Error::new(ErrorKind::System, operation, "the system has no random numbers");
+        Key::generate(HMAC_SHA256, &SystemRandom::new()).map(Self).map_err(none)
+    }
+
+    /// The cookie of a peer at `now`.
+    pub(crate) fn make(&self, now: Duration, peer: SocketAddr, id: &Id) -> Cookie {
+        let time = (now.as_millis() as u64).to_le_bytes();
+        let mac = hmac::sign(&self.0, &said(&time, peer, id));
+        let mut cookie = Cookie::default();
+        let (first, rest) = cookie.split_at_mut(TIME_BYTES);
+        first.copy_from_slice(&time);
+        rest.iter_mut().zip(mac.as_ref()).for_each(|(to, from)| *to = *from);
+        cookie
+    }
+
+    /// Whether this is a cookie of the peer, and not too old.
+    pub(crate) fn check(&self, now: Duration, peer: SocketAddr, id: &Id, cookie: &Cookie) -> bool {
+        let Some(time) = cookie.first_chunk::<TIME_BYTES>() else { return false };
+        let made = Duration::from_millis(u64::from_le_bytes(*time));
+        let fresh = made <= now && now - made <= VALID;
+        // Making the cookie again compares 16 of the 32 bytes, which `hmac::verify` does not offer. The
+        // comparison takes the same time wherever the bytes differ.
+        let expected = self.make(made, peer, id);
+        let different = expected.iter().zip(cookie).fold(0, |sum, (a, b)| sum | (a ^ b));
+        fresh && different == 0
+    }
+}
+
+fn said(time: &[u8; TIME_BYTES], peer: SocketAddr, id: &Id) -> Vec<u8> {
+    let ip = match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    [&time[..], &ip, &peer.port().to_le_bytes(), id].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_of_one_peer_one_stream_one_listener_and_its_time() {
+        let (cookies, other) = (Cookies::new("test").unwrap(), Cookies::new("test").unwrap());
+        let peer: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        let (id, now) = ([1; 16], Duration::from_secs(100));
+        let cookie = cookies.make(now, peer, &id);
+        assert!(cookies.check(now, peer, &id, &cookie));
+        assert!(cookies.check(now + VALID, "[::ffff:10.0.0.1]:7".parse().unwrap(), &id, &cookie));
+        assert!(!cookies.check(now + VALID + Duration::from_millis(1), peer, &id, &cookie), "too old");
+        assert!(!cookies.check(now - Duration::from_millis(1), peer, &id, &cookie), "of the future");
+        for elsewhere in ["10.0.0.1:8", "10.0.0.2:7"] {
+            assert!(!cookies.check(now, elsewhere.parse().unwrap(), &id, &cookie));
+        }
+        assert!(!cookies.check(now, peer, &[2; 16], &cookie));
+        assert!(!other.check(now, peer, &id, &cookie));
+        for at in 0..cookie.len() {
+            let mut flipped = cookie;
+            flipped[at] ^= 1;
+            assert!(!cookies.check(now, peer, &id, &flipped), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The connecting side: a socket of its own for one control stream.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::net::UdpSocket;
+use tokio::task::AbortHandle;
+
+use super::packet::{Id, Packet, LONGEST};
+use super::pipe::{Line, Path, Pipe, Socket};
+
+const CONNECT: &str = "connect";
+/// After so many answers in a row that say that the port is closed, the peer's program has ended.
+const CLOSED: u32 = 3;
+
+/// Begins a control stream to `to`. It asks the listener until that answers, for as long as the line exists.
+///
+/// # Errors
+/// Those of the system, for a socket of this machine.
+pub(crate) async fn begin(to: SocketAddr) -> Result<(Line, Arc<Pipe>)> {
+    let failed = |e: io::Error| Error::io(CONNECT, format!("a UDP socket to {to}"), &e);
+    let any = match to.ip() {
+        IpAddr::V4(_) => IpAddr::from([0; 4]),
+        IpAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await.map_err(failed)?;
+    socket.connect(to).await.map_err(failed)?;
+    let socket = Arc::new(Socket::new(socket).map_err(failed)?);
+    let mut id = Id::default();
+    let none = |_| Error::new(ErrorKind::System, CONNECT, "the system has no random numbers");
+    SystemRandom::new().fill(&mut id).map_err(none)?;
+    let pipe = Pipe::connecting(id, Path { socket: socket.clone(), peer: to, src_ip: None });
+    let reading = tokio::spawn(read(socket, pipe.clone())).abort_handle();
+    let running = pipe.clone();
+    tokio::spawn(async move {
+        let _reading = Ends(reading);
+        running.run().await;
+    });
+    Ok((Line(pipe.clone()), pipe))
+}
+
+/// Ends a task when it is dropped.
+struct Ends(AbortHandle);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Gives what arrives to the stream.
+async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
+    let mut buffer = [0; LONGEST + 1];
+    let mut closed = 0;
+    loop {
+        match socket.socket.recv(&mut buffer).await {
+            Ok(length) => {
+                closed = 0;
+                if let Some((_, packet)) = Packet::decode(&buffer[..length]).filter(|(id, _)| *id == pipe.id)
+                {
+                    pipe.handle(&packet);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                closed += 1;
+                if closed >= CLOSED || !pipe.is_answered() {
+                    pipe.fail(io::ErrorKind::ConnectionRefused);
+                    return;
+                }
+            }
+            // It tells of the network. The path may come back.
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The listener's side: one socket for the control streams of all peers.
+
+use std::collections::HashMap;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::time::Instant;
+
+use quinn_udp::{RecvMeta, UdpSockRef};
+use thalweg_transport::{Error, Result};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::cookie::Cookies;
+use super::packet::{Cookie, Id, Packet};
+use super::pipe::{Line, Path, Pipe, Socket};
+
+const LISTEN: &str = "listen";
+/// Streams that may wait for their handshake. The first packets of further ones are dropped, and come again.
+const MAX_NEW: usize = 512;
+/// Receive buffers of one system call, and the bytes of each. GRO may join several packets in one.
+const SLOTS: usize = 8;
+const SLOT: usize = 64 << 10;
+
+/// A new stream, and the peer's address.
+pub(crate) type Newcomer = (Line, String);
+
+/// The socket, and the task that reads it. Dropping this ends the task, and no stream begins any more.
+pub(crate) struct Hub {
+    task: AbortHandle,
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Listens at `at`. The new streams come out of the returned receiver.
+///
+/// # Errors
+/// Those of binding the socket.
+pub(crate) fn open(at: SocketAddr) -> Result<(Hub, mpsc::Receiver<Newcomer>)> {
+    let failed = |e: io::Error| Error::io(LISTEN, format!("a UDP socket at {at}"), &e);
+    let bound = std::net::UdpSocket::bind(at).map_err(failed)?;
+    bound.set_nonblocking(true).map_err(failed)?;
+    let socket = UdpSocket::from_std(bound).and_then(Socket::new).map_err(failed)?;
+    let (newcomers, new) = mpsc::channel(MAX_NEW);
+    let desk = Desk {
+        socket: Arc::new(socket),
+        cookies: Cookies::new(LISTEN)?,
+        opened: Instant::now(),
+        pipes: Arc::default(),
+        newcomers,
+    };
+    let task = tokio::spawn(desk.read()).abort_handle();
+    Ok((Hub { task }, new))
+}
+
+type Pipes = Arc<Mutex<HashMap<Id, Arc<Pipe>>>>;
+
+fn lock(pipes: &Pipes) -> MutexGuard<'_, HashMap<Id, Arc<Pipe>>> {
+    pipes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Desk {
+    socket: Arc<Socket>,
+    cookies: Cookies,
+    opened: Instant,
+    pipes: Pipes,
+    newcomers: mpsc::Sender<Newcomer>,
+}
+
+impl Desk {
+    async fn read(self) {
+        let mut buffer = vec![0; SLOTS * SLOT];
+        loop {
+            // An error is of an ICMP message. The next call works again.
+            let _ = self.socket.socket.readable().await;
+            let mut metas = [RecvMeta::default(); SLOTS];
+            let mut slices: [IoSliceMut; SLOTS] = {
+                let mut slots = buffer.chunks_mut(SLOT);
+                std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()))
+            };
+            let count = self.socket.socket.try_io(Interest::READABLE, || {
+                self.socket.state.recv(UdpSockRef::from(&self.socket.socket), &mut slices, &mut metas)
+            });
+            for (slot, meta) in metas.iter().enumerate().take(count.unwrap_or(0)) {
+                let bytes = buffer.get(slot * SLOT..slot * SLOT + meta.len.min(SLOT)).unwrap_or_default();
+                for datagram in bytes.chunks(meta.stride.max(1)) {
+                    self.handle(meta.addr, meta.dst_ip, datagram);
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn handle(&self, from: SocketAddr, to: Option<IpAddr>, datagram: &[u8]) {
+        let Some((id, packet)) = Packet::decode(datagram) else { return };
+        let pipe = lock(&self.pipes).get(&id).cloned();
+        if let Some(pipe) = pipe {
+            if pipe.peer() == from {
+                pipe.handle(&packet);
+            }
+            return;
+        }
+        let now = self.opened.elapsed();
+        let answer = |packet: Packet<'_>| self.socket.send(from, to, &packet.encode(&id));
+        match packet {
+            Packet::Open { time } => {
+                answer(Packet::Retry { echo: time, cookie: self.cookies.make(now, from, &id) });
+            }
+            Packet::First { cookie, .. } if self.cookies.check(now, from, &id, &cookie) => {
+                self.begin(id, from, to, &packet, age(now, &cookie));
+            }
+            Packet::First { segment, .. } => {
+                answer(Packet::Retry { echo: segment.time, cookie: self.cookies.make(now, from, &id) });
+            }
+            Packet::Segment { .. } => answer(Packet::Reset),
+            Packet::Retry { .. } | Packet::Reset => {}
+        }
+    }
+
+    /// Begins a stream, if there is room for one more handshake.
+    fn begin(&self, id: Id, from: SocketAddr, to: Option<IpAddr>, first: &Packet<'_>, age: Duration) {
+        let Ok(place) = self.newcomers.try_reserve() else { return };
+        let path = Path { socket: self.socket.clone(), peer: from, src_ip: to };
+        let pipe = Pipe::accepted(id, path, age);
+        lock(&self.pipes).insert(id, pipe.clone());
+        pipe.handle(first);
+        place.send((Line(pipe.clone()), from.to_string()));
+        let pipes = self.pipes.clone();
+        tokio::spawn(async move {
+            pipe.run().await;
+            lock(&pipes).remove(&id);
+        });
+    }
+}
+
+/// The time since a cookie was made: about a round trip, if it came at once.
+fn age(now: Duration, cookie: &Cookie) -> Duration {
+    let made = cookie.first_chunk().map_or(0, |time| u64::from_le_bytes(*time));
+    now.saturating_sub(Duration::from_millis(made))
+}

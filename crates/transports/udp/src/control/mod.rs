@@ -1,0 +1,18 @@
+//! The control stream of a link over datagrams: what the TCP connection of a link carries, for paths where TCP
+//! does not pass, or loses too much to get on.
+//!
+//! 1. The connecting end sends an open with a random id, again and again.
+//! 2. The listener answers with a [cookie] and keeps nothing.
+//! 3. The connecting end sends its first segments, with the cookie, which shows that it receives at its address.
+//!    Only now the listener makes its end of the [stream].
+//!
+//! The stream carries the same bytes as the TCP connection would: TLS if the job has it, and in it the tcp
+//! transport's frames. So certificates, tokens and the keys of datagrams are as they are over TCP, and whoever
+//! forges a packet can do no more than break the link.
+
+pub(crate) mod cookie;
+pub(crate) mod dial;
+pub(crate) mod hub;
+pub(crate) mod packet;
+pub(crate) mod pipe;
+pub(crate) mod stream;

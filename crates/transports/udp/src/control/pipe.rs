@@ -1,0 +1,369 @@
+//! A control stream as the tcp transport's protocol sees it ([`HoledStream`], without holes), and the task that
+//! keeps it going: it sends segments again, and ends when the stream has ended.
+
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
+use thalweg_tcp::line::{HoledStream, Taken};
+use thalweg_transport::Counters;
+use thalweg_wire::limits;
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
+
+use super::packet::{Cookie, Id, Packet};
+use super::stream::{clock, slower, Stream, RAREST, UNMEASURED};
+
+/// Maximum number of packets that one event sends, so that no stream keeps a thread.
+const AT_ONCE: usize = 64;
+/// The least time for which a closed stream waits for the peer to have received its last bytes.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A UDP socket with what the system offers for it.
+pub(crate) struct Socket {
+    pub socket: UdpSocket,
+    pub state: UdpSocketState,
+}
+
+impl Socket {
+    pub(crate) fn new(socket: UdpSocket) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        Ok(Self { socket, state })
+    }
+
+    /// Sends a packet, or drops it if the socket has no room.
+    pub(crate) fn send(&self, to: SocketAddr, src_ip: Option<IpAddr>, contents: &[u8]) {
+        let transmit = Transmit { destination: to, ecn: None, contents, segment_size: None, src_ip };
+        // An error counts as a lost packet. If an ICMP message about an earlier packet has caused the error,
+        // the second call sends.
+        let send = || {
+            self.socket
+                .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit))
+        };
+        if send().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = send();
+        }
+    }
+}
+
+/// Where the packets of a stream go.
+pub(crate) struct Path {
+    pub socket: Arc<Socket>,
+    pub peer: SocketAddr,
+    /// The address of this machine that the peer has sent to.
+    pub src_ip: Option<IpAddr>,
+}
+
+/// How far the connecting end is.
+#[derive(Debug, Clone, Copy)]
+enum Opening {
+    /// It asks for a cookie. It asked at this time, and so many times before.
+    Asking(Duration, u32),
+    /// It shows its cookie in each packet, until the listener answers.
+    Showing(Cookie),
+    /// The listener has answered. A listener's own end begins so.
+    Done,
+}
+
+/// One end of a control stream.
+pub(crate) struct Pipe {
+    pub id: Id,
+    path: Path,
+    origin: Instant,
+    inside: Mutex<Inside>,
+    /// Wakes the task after each change.
+    changed: Notify,
+}
+
+struct Inside {
+    stream: Stream,
+    opening: Opening,
+    /// Why the stream broke.
+    broken: Option<io::ErrorKind>,
+    /// This end has closed the stream, at that time.
+    shut: Option<Duration>,
+    /// The task has ended.
+    over: bool,
+    reader: Option<Waker>,
+    /// Wakers of tasks that wait for room, for the peer's end, or for the end of all.
+    waiters: Vec<Waker>,
+}
+
+impl Inside {
+    fn wake(&mut self) {
+        self.waiters.drain(..).chain(self.reader.take()).for_each(Waker::wake);
+    }
+}
+
+fn wait(wakers: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+        wakers.push(cx.waker().clone());
+    }
+}
+
+impl Pipe {
+    /// The connecting end. It begins to ask for a cookie.
+    pub(crate) fn connecting(id: Id, path: Path) -> Arc<Self> {
+        let pipe = Self::new(id, path, Opening::Asking(Duration::ZERO, 0), None);
+        pipe.ask(Duration::ZERO);
+        pipe
+    }
+
+    /// The listener's end, for a peer that has shown a cookie of this age.
+    pub(crate) fn accepted(id: Id, path: Path, age: Duration) -> Arc<Self> {
+        Self::new(id, path, Opening::Done, Some(age))
+    }
+
+    fn new(id: Id, path: Path, opening: Opening, round_trip: Option<Duration>) -> Arc<Self> {
+        let inside = Inside {
+            stream: Stream::new(Duration::ZERO, round_trip),
+            opening,
+            broken: None,
+            shut: None,
+            over: false,
+            reader: None,
+            waiters: Vec::new(),
+        };
+        let (inside, changed) = (Mutex::new(inside), Notify::new());
+        Arc::new(Self { id, path, origin: Instant::now(), inside, changed })
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.path.peer
+    }
+
+    /// Whether the peer has sent anything.
+    pub(crate) fn is_answered(&self) -> bool {
+        !matches!(self.inside().opening, Opening::Asking(..))
+    }
+
+    /// Waits until the peer has sent something, or the stream has broken.
+    pub(crate) async fn answered(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| {
+            let mut inside = self.inside();
+            match (inside.broken, inside.opening) {
+                (Some(broken), _) => Poll::Ready(Err(broken.into())),
+                (None, Opening::Asking(..)) => {
+                    wait(&mut inside.waiters, cx);
+                    Poll::Pending
+                }
+                (None, _) => Poll::Ready(Ok(())),
+            }
+        })
+        .await
+    }
+
+    /// Waits until the stream has broken.
+    pub(crate) async fn broken(&self) {
+        std::future::poll_fn(|cx| {
+            let mut inside = self.inside();
+            if inside.broken.is_some() || inside.over {
+                return Poll::Ready(());
+            }
+            wait(&mut inside.waiters, cx);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn send(&self, packet: &Packet<'_>) {
+        self.path.socket.send(self.path.peer, self.path.src_ip, &packet.encode(&self.id));
+    }
+
+    fn ask(&self, now: Duration) {
+        self.send(&Packet::Open { time: clock(now) });
+    }
+
+    /// Sends what is due.
+    fn flush(&self, inside: &mut Inside, now: Duration) {
+        let cookie = match inside.opening {
+            Opening::Asking(..) => return,
+            Opening::Showing(cookie) => Some(cookie),
+            Opening::Done => None,
+        };
+        for _ in 0..AT_ONCE {
+            let Some((segment, bytes)) = inside.stream.poll_transmit(now) else { return };
+            let bytes = &bytes[..];
+            self.send(&match cookie {
+                Some(cookie) => Packet::First { cookie, segment, bytes },
+                None => Packet::Segment { segment, bytes },
+            });
+        }
+    }
+
+    /// Handles a packet of the peer.
+    pub(crate) fn handle(&self, packet: &Packet<'_>) {
+        let (mut inside, now) = (self.inside(), self.now());
+        match (packet, inside.opening) {
+            (Packet::Retry { echo, cookie }, Opening::Asking(..)) => {
+                let trip = Duration::from_micros(clock(now).wrapping_sub(*echo).into());
+                inside.stream.measured(now, trip);
+                inside.opening = Opening::Showing(*cookie);
+            }
+            // The cookie got too old on the way.
+            (Packet::Retry { cookie, .. }, Opening::Showing(_)) => {
+                inside.opening = Opening::Showing(*cookie);
+            }
+            (Packet::Segment { segment, bytes } | Packet::First { segment, bytes, .. }, opening) => {
+                if !matches!(opening, Opening::Asking(..)) {
+                    inside.opening = Opening::Done;
+                    inside.stream.handle(now, segment, bytes);
+                }
+            }
+            (Packet::Reset, Opening::Done) => inside.broken = Some(io::ErrorKind::ConnectionReset),
+            _ => return,
+        }
+        self.flush(&mut inside, now);
+        inside.wake();
+        drop(inside);
+        self.changed.notify_one();
+    }
+
+    /// Breaks the stream.
+    pub(crate) fn fail(&self, kind: io::ErrorKind) {
+        let mut inside = self.inside();
+        inside.broken.get_or_insert(kind);
+        inside.wake();
+        drop(inside);
+        self.changed.notify_one();
+    }
+
+    /// Keeps the stream going, until it has ended or broken.
+    pub(crate) async fn run(&self) {
+        while let Some(due) = self.step() {
+            let (timed, at) = (due.is_some(), self.origin + due.unwrap_or_default());
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = sleep_until(at.into()), if timed => {}
+            }
+        }
+    }
+
+    /// Sends what is due. Returns when to do so again; `None` if the stream is over.
+    fn step(&self) -> Option<Option<Duration>> {
+        let (mut inside, now) = (self.inside(), self.now());
+        if let Opening::Asking(at, count) = inside.opening {
+            let due = at + slower(UNMEASURED, count, RAREST);
+            if now >= due {
+                inside.opening = Opening::Asking(now, count.saturating_add(1));
+                self.ask(now);
+            }
+        }
+        self.flush(&mut inside, now);
+        let until = inside.shut.map(|shut| {
+            let trip = inside.stream.round_trip().unwrap_or_default();
+            shut.max(inside.stream.heard_at()) + limits::silence(FAREWELL, trip)
+        });
+        let delivered = inside.stream.is_delivered();
+        let both = delivered && inside.stream.peer_has_ended();
+        let late = until.is_some_and(|until| now >= until);
+        // A closed stream that never met its peer has nothing to say to it.
+        let unmet = inside.shut.is_some() && matches!(inside.opening, Opening::Asking(..));
+        if inside.broken.is_some() || both || late || unmet {
+            inside.over = true;
+            inside.wake();
+            return None;
+        }
+        let next = match inside.opening {
+            Opening::Asking(at, count) => Some(at + slower(UNMEASURED, count, RAREST)),
+            _ => inside.stream.poll_timeout(),
+        };
+        Some(next.into_iter().chain(until).min())
+    }
+
+    fn shut(&self) {
+        let (mut inside, now) = (self.inside(), self.now());
+        if inside.shut.is_none() {
+            inside.shut = Some(now);
+            inside.stream.close();
+            self.flush(&mut inside, now);
+            inside.wake();
+        }
+        drop(inside);
+        self.changed.notify_one();
+    }
+}
+
+/// Closes its stream when it is dropped.
+pub(crate) struct Line(pub Arc<Pipe>);
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.0.shut();
+    }
+}
+
+impl HoledStream for Line {
+    fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>> {
+        let (mut inside, now) = (self.0.inside(), self.0.now());
+        if buffer.is_empty() || inside.shut.is_some() {
+            return Poll::Ready(Ok(Taken::Bytes(0)));
+        }
+        if let Some(count) = inside.stream.read(buffer) {
+            self.0.flush(&mut inside, now);
+            return Poll::Ready(Ok(Taken::Bytes(count)));
+        }
+        if let Some(broken) = inside.broken {
+            return Poll::Ready(Err(broken.into()));
+        }
+        inside.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn poll_put(&self, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let (mut inside, now) = (self.0.inside(), self.0.now());
+        if inside.shut.is_some() || inside.broken.is_some() || inside.over {
+            return Poll::Ready(Err(inside.broken.unwrap_or(io::ErrorKind::BrokenPipe).into()));
+        }
+        if !inside.stream.has_room() {
+            wait(&mut inside.waiters, cx);
+            return Poll::Pending;
+        }
+        let count = bytes.iter().map(|part| inside.stream.write(part)).sum();
+        self.0.flush(&mut inside, now);
+        drop(inside);
+        self.0.changed.notify_one();
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inside = self.0.inside();
+        if inside.stream.peer_has_ended() || inside.broken.is_some() || inside.over {
+            return Poll::Ready(());
+        }
+        wait(&mut inside.waiters, cx);
+        Poll::Pending
+    }
+
+    fn shut(&self) {
+        self.0.shut();
+    }
+
+    fn poll_delivered(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inside = self.0.inside();
+        if inside.over || inside.stream.is_delivered() || inside.broken.is_some() {
+            return Poll::Ready(());
+        }
+        wait(&mut inside.waiters, cx);
+        Poll::Pending
+    }
+
+    fn tell(&self, counters: &mut Counters) {
+        let inside = self.0.inside();
+        counters.round_trip = inside.stream.round_trip();
+        counters.retransmissions = Some(inside.stream.repeated());
+    }
+}

@@ -1,0 +1,490 @@
+//! A stream of bytes over datagrams, in order and without gaps, made for paths with much loss. Does no I/O.
+//!
+//! - A segment that is not acknowledged is sent again at a steady pace. The pause follows the path's round trip
+//!   and the measured loss: about as many copies go out in a round trip as it takes for one to arrive. While
+//!   nothing comes from the peer, the pause grows slowly, and never beyond a round trip or [`RAREST`].
+//! - The congestion window follows the delay, not the loss: it grows until the round trip gets longer.
+//! - A reader that takes much gets a larger receive window. A peer that is not let in yet sends little, so it
+//!   holds little memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::packet::{Segment, MOST, RANGES};
+
+/// Bytes that may wait to be sent or acknowledged.
+const CAPACITY: usize = 256 << 10;
+/// First receive window, and the largest.
+const WINDOW: (u32, u32) = (32 << 10, 1 << 20);
+/// First congestion window, the least, and the largest, in bytes.
+const CONGESTION: (usize, usize, usize) = (16 << 10, 4 << 10, 1 << 20);
+/// The shortest pause between two copies of a segment.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// The longest pause, except on paths whose round trip is longer.
+pub(crate) const RAREST: Duration = Duration::from_millis(250);
+/// Pause after the first packet on a path that is not measured.
+pub(crate) const UNMEASURED: Duration = Duration::from_millis(50);
+/// Time that the peer may need to answer, beside the path.
+const BUSY: Duration = Duration::from_millis(5);
+/// Copies go out so often that one arrives in a round trip with this probability or more, in per cent.
+const ARRIVES: f64 = 95.0;
+/// Maximum number of copies in a round trip.
+const COPIES: u32 = 16;
+/// Segments that are sent again at a time. While the peer is silent, only one is.
+const TOGETHER: usize = 4;
+/// After so many repetitions without a packet from the peer, the peer counts as silent.
+const SILENT: u32 = 4;
+/// A segment is lost if one that was sent so many packets later has arrived.
+const OVERTAKEN: u32 = 3;
+/// Packets over which the loss is averaged.
+const AVERAGED: f64 = 64.0;
+/// How long the least round trip counts. The path may have become longer since.
+const LEAST_TRIP: Duration = Duration::from_secs(10);
+
+/// A pause that grows slowly with the number of repetitions that got no answer.
+pub(crate) fn slower(pause: Duration, unanswered: u32, most: Duration) -> Duration {
+    pause.mul_f64(1.1_f64.powi(unanswered.min(100) as i32)).min(most)
+}
+
+/// A segment that was sent and is not acknowledged.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    length: usize,
+    sent_at: Duration,
+    /// Number of the last packet that carried it.
+    number: u32,
+    /// How often it was sent again.
+    times: u32,
+    /// It was overtaken and is to be sent again now.
+    lost: bool,
+}
+
+/// The state of the round-trip estimate (RFC 6298, section 2).
+#[derive(Debug, Clone, Copy)]
+struct Trip {
+    smoothed: Duration,
+    variation: Duration,
+    least: (Duration, Duration),
+}
+
+/// One end of a stream. Times are counted from any fixed moment.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// Bytes from `acked` on.
+    outgoing: VecDeque<u8>,
+    acked: u64,
+    /// Place of the first byte that was never sent.
+    next: u64,
+    flights: BTreeMap<u64, Flight>,
+    /// Where this end's direction ends, once it writes no more. The end counts as one byte.
+    last: Option<u64>,
+    /// Place up to which the peer takes bytes.
+    peer_limit: u64,
+    congestion: usize,
+    /// When the congestion window may shrink again.
+    shrinks: Duration,
+    trip: Option<Trip>,
+    /// Packets with bytes that were sent, and those sent again.
+    sent: u32,
+    repeated: u64,
+    /// Packets with bytes that the peer says it has seen and received.
+    peer_counts: (u32, u32),
+    /// Packets with bytes, and how many of them were lost, averaged.
+    judged: (f64, f64),
+    unanswered: u32,
+    heard_at: Duration,
+    /// Bytes in order that the reader has not taken.
+    incoming: VecDeque<u8>,
+    /// Place of the first byte of `incoming`.
+    taken: u64,
+    /// Bytes beyond the first gap, by their places.
+    early: BTreeMap<u64, Vec<u8>>,
+    early_bytes: usize,
+    /// Where the peer's stream ends, once known.
+    end: Option<u64>,
+    /// Whether the end was reached and acknowledged.
+    ended: bool,
+    discards: bool,
+    window: u32,
+    window_grows_at: u64,
+    offered: u64,
+    /// Greatest number of a packet with bytes from the peer, and how many came.
+    counts: (u32, u32),
+    answer: Option<u32>,
+}
+
+impl Stream {
+    /// A stream whose path may have been measured.
+    pub(crate) fn new(now: Duration, round_trip: Option<Duration>) -> Self {
+        let mut stream = Self {
+            outgoing: VecDeque::new(),
+            acked: 0,
+            next: 0,
+            flights: BTreeMap::new(),
+            last: None,
+            peer_limit: WINDOW.0.into(),
+            congestion: CONGESTION.0,
+            shrinks: Duration::ZERO,
+            trip: None,
+            sent: 0,
+            repeated: 0,
+            peer_counts: (0, 0),
+            judged: (4.0, 1.0),
+            unanswered: 0,
+            heard_at: now,
+            incoming: VecDeque::new(),
+            taken: 0,
+            early: BTreeMap::new(),
+            early_bytes: 0,
+            end: None,
+            ended: false,
+            discards: false,
+            window: WINDOW.0,
+            window_grows_at: u64::from(WINDOW.0),
+            offered: u64::from(WINDOW.0),
+            counts: (0, 0),
+            answer: None,
+        };
+        if let Some(sample) = round_trip {
+            stream.measured(now, sample);
+        }
+        stream
+    }
+
+    /// Takes bytes to be sent. Returns how many: fewer than there are if too many wait already.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
+        let room = CAPACITY.saturating_sub(self.outgoing.len()).min(bytes.len());
+        self.outgoing.extend(&bytes[..room]);
+        room
+    }
+
+    /// Whether bytes can be written.
+    pub(crate) fn has_room(&self) -> bool {
+        self.outgoing.len() < CAPACITY
+    }
+
+    /// Ends this end's direction after the bytes written so far, and takes no more notice of what comes.
+    pub(crate) fn close(&mut self) {
+        self.last.get_or_insert(self.acked + self.outgoing.len() as u64);
+        self.discards = true;
+        self.discard();
+    }
+
+    /// Reads bytes into `buffer`. `None` if there are none yet; 0 at the end of the peer's direction.
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let count = buffer.len().min(self.incoming.len());
+        if count == 0 {
+            return self.ended.then_some(0);
+        }
+        for (to, from) in buffer.iter_mut().zip(self.incoming.drain(..count)) {
+            *to = from;
+        }
+        self.passed(count as u64);
+        Some(count)
+    }
+
+    /// Notes that the reader has taken bytes, and offers a larger window to a peer that fills it.
+    fn passed(&mut self, count: u64) {
+        self.taken += count;
+        if self.taken >= self.window_grows_at {
+            self.window = (2 * self.window).min(WINDOW.1);
+            self.window_grows_at = self.taken + u64::from(self.window);
+        }
+    }
+
+    fn discard(&mut self) {
+        let count = self.incoming.len() as u64;
+        self.incoming.clear();
+        self.passed(count);
+    }
+
+    /// Whether the peer has said that it writes no more.
+    pub(crate) fn peer_has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Whether everything that was written has arrived, and the end of this direction too.
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.last.is_some_and(|last| self.acked > last)
+    }
+
+    /// Smoothed round trip, if it was measured.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.trip.map(|trip| trip.smoothed)
+    }
+
+    /// Segments that were sent again.
+    pub(crate) fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    /// When the peer was last heard.
+    pub(crate) fn heard_at(&self) -> Duration {
+        self.heard_at
+    }
+
+    fn reached(&self) -> u64 {
+        self.taken + self.incoming.len() as u64
+    }
+
+    /// Handles a packet of the peer. Ignores what no honest peer sends.
+    pub(crate) fn handle(&mut self, now: Duration, segment: &Segment, bytes: &[u8]) {
+        self.heard_at = now;
+        self.unanswered = 0;
+        if let Some(echo) = segment.echo {
+            let sample = Duration::from_micros(u64::from(clock(now).wrapping_sub(echo)));
+            self.measured(now, sample);
+        }
+        self.judge(segment);
+        self.acknowledged(segment);
+        if bytes.is_empty() && !segment.ends {
+            return;
+        }
+        self.counts.1 = self.counts.1.wrapping_add(1);
+        if segment.sent.wrapping_sub(self.counts.0) < u32::MAX / 2 {
+            self.counts.0 = segment.sent;
+        }
+        self.answer = Some(segment.time);
+        if segment.ends {
+            self.peer_ends(segment.offset);
+        } else {
+            self.arrived(segment.offset, bytes);
+        }
+        let ends = self.end.is_some_and(|end| end == self.reached());
+        self.ended |= ends;
+        if self.discards {
+            self.discard();
+        }
+    }
+
+    fn peer_ends(&mut self, at: u64) {
+        let beyond = self.early.iter().next_back().map_or(0, |(start, bytes)| start + bytes.len() as u64);
+        if self.end.is_none() && at >= self.reached().max(beyond) {
+            self.end = Some(at);
+        }
+    }
+
+    fn arrived(&mut self, offset: u64, bytes: &[u8]) {
+        let (reached, limit) = (self.reached(), self.end.unwrap_or(u64::MAX).min(self.limit()));
+        let Some(end) = offset.checked_add(bytes.len() as u64).filter(|&end| end > reached && end <= limit)
+        else {
+            return;
+        };
+        if offset > reached {
+            // An honest peer's segments are full, except the last of each write.
+            let room = self.early_bytes + bytes.len() <= self.window as usize;
+            if room && self.early.len() < self.window as usize / 256 && !self.early.contains_key(&offset) {
+                self.early_bytes += bytes.len();
+                self.early.insert(offset, bytes.to_vec());
+            }
+            return;
+        }
+        let fresh = (end - reached) as usize;
+        self.incoming.extend(&bytes[bytes.len() - fresh..]);
+        while let Some(entry) = self.early.first_entry() {
+            let reached = self.taken + self.incoming.len() as u64;
+            if *entry.key() > reached {
+                break;
+            }
+            let (start, bytes) = entry.remove_entry();
+            self.early_bytes -= bytes.len();
+            let known = (reached - start) as usize;
+            self.incoming.extend(bytes.get(known..).unwrap_or_default());
+        }
+    }
+
+    fn limit(&self) -> u64 {
+        (self.taken + u64::from(self.window)).max(self.offered)
+    }
+
+    /// Notes a measured round trip.
+    pub(crate) fn measured(&mut self, now: Duration, sample: Duration) {
+        let trip = match self.trip {
+            None => Trip { smoothed: sample, variation: sample / 2, least: (sample, now) },
+            Some(Trip { smoothed, variation, least }) => Trip {
+                variation: (3 * variation + smoothed.abs_diff(sample)) / 4,
+                smoothed: (7 * smoothed + sample) / 8,
+                least: if sample <= least.0 || now.saturating_sub(least.1) > LEAST_TRIP.max(8 * smoothed) {
+                    (sample, now)
+                } else {
+                    least
+                },
+            },
+        };
+        self.trip = Some(trip);
+        if sample > trip.least.0.mul_f64(1.5) + 4 * BUSY && now >= self.shrinks {
+            self.congestion = (self.congestion * 3 / 4).max(CONGESTION.1);
+            self.shrinks = now + trip.smoothed;
+        }
+    }
+
+    /// Updates the measured loss from the peer's counts.
+    fn judge(&mut self, segment: &Segment) {
+        let (seen, received) = (
+            segment.seen.wrapping_sub(self.peer_counts.0),
+            segment.received.wrapping_sub(self.peer_counts.1),
+        );
+        if seen == 0 || seen > self.sent.wrapping_sub(self.peer_counts.0) {
+            return;
+        }
+        self.peer_counts = (segment.seen, segment.received);
+        self.judged.0 += f64::from(seen);
+        self.judged.1 += f64::from(seen.saturating_sub(received));
+        if self.judged.0 > AVERAGED {
+            self.judged = (self.judged.0 / 2.0, self.judged.1 / 2.0);
+        }
+    }
+
+    fn acknowledged(&mut self, segment: &Segment) {
+        if segment.ack > self.next || segment.ack < self.acked {
+            return;
+        }
+        self.peer_limit = self.peer_limit.max(segment.ack.saturating_add(segment.window.into()));
+        let (mut newest, mut fresh) = (None, 0);
+        let mut note = |flight: Flight| {
+            fresh += flight.length;
+            newest = newest.max(Some(flight.number));
+        };
+        while let Some(first) = self.flights.first_entry() {
+            let end = *first.key() + first.get().length.max(1) as u64;
+            if end > segment.ack {
+                break;
+            }
+            note(first.remove());
+        }
+        for (start, length) in segment.ranges.iter().filter(|range| range.1 > 0) {
+            let start = segment.ack.saturating_add((*start).into());
+            let end = start.saturating_add((*length).into());
+            let covered: Vec<u64> = self
+                .flights
+                .range(start..end.max(start))
+                .filter(|(at, flight)| flight.length > 0 && **at + flight.length as u64 <= end)
+                .map(|(at, _)| *at)
+                .collect();
+            covered.iter().filter_map(|at| self.flights.remove(at)).for_each(&mut note);
+        }
+        let passed = segment.ack.saturating_sub(self.acked).min(self.outgoing.len() as u64);
+        self.outgoing.drain(..passed as usize);
+        self.acked = self.acked.max(segment.ack);
+        self.congestion = (self.congestion + fresh).min(CONGESTION.2);
+        if let Some(newest) = newest {
+            for flight in self.flights.values_mut() {
+                flight.lost |= newest.wrapping_sub(flight.number) < u32::MAX / 2
+                    && newest.wrapping_sub(flight.number) >= OVERTAKEN;
+            }
+        }
+    }
+
+    /// The pause before a segment is sent again that was sent again so many times.
+    fn pause(&self, times: u32) -> Duration {
+        let Some(trip) = self.trip else { return slower(UNMEASURED, times, RAREST) };
+        let whole = trip.smoothed + (4 * trip.variation).max(BUSY);
+        let loss = (self.judged.1 / self.judged.0).clamp(0.001, 0.9);
+        let copies = ((1.0 - ARRIVES / 100.0).ln() / loss.ln()).ceil().clamp(1.0, COPIES.into());
+        slower(whole.div_f64(copies).max(SHORTEST), times, RAREST.max(whole))
+    }
+
+    fn due_at(&self, flight: &Flight) -> Duration {
+        if flight.lost {
+            return Duration::ZERO;
+        }
+        flight.sent_at + self.pause(flight.times)
+    }
+
+    /// When [`Stream::poll_transmit`] will have something to send, if nothing happens before.
+    pub(crate) fn poll_timeout(&self) -> Option<Duration> {
+        self.flights.values().take(self.together()).map(|flight| self.due_at(flight)).min()
+    }
+
+    /// How many of the oldest segments may be sent again at a time.
+    fn together(&self) -> usize {
+        if self.unanswered > SILENT {
+            1
+        } else {
+            TOGETHER
+        }
+    }
+
+    /// The next packet to send at `now`: the segment's header and its bytes. Call until it returns `None`.
+    pub(crate) fn poll_transmit(&mut self, now: Duration) -> Option<(Segment, Vec<u8>)> {
+        let Some((offset, length, times)) = self.due(now).or_else(|| self.fresh()) else {
+            let opened = self.limit() >= self.offered + u64::from(self.window / 2);
+            return (opened || self.answer.is_some())
+                .then(|| (self.header(now, self.next, false), Vec::new()));
+        };
+        self.sent = self.sent.wrapping_add(1);
+        let number = self.sent;
+        self.flights.insert(offset, Flight { length, sent_at: now, number, times, lost: false });
+        let start = offset.saturating_sub(self.acked) as usize;
+        let bytes = self.outgoing.iter().skip(start).take(length).copied().collect();
+        Some((self.header(now, offset, length == 0), bytes))
+    }
+
+    /// The oldest segment that is to be sent again: its place, its length, and how often it was sent again.
+    fn due(&mut self, now: Duration) -> Option<(u64, usize, u32)> {
+        let oldest = self.flights.iter().take(self.together());
+        let lost = self.flights.iter().filter(|(_, flight)| flight.lost);
+        let (&offset, &flight) = lost.chain(oldest).find(|(_, flight)| self.due_at(flight) <= now)?;
+        self.unanswered = self.unanswered.saturating_add(1);
+        self.repeated += 1;
+        Some((offset, flight.length, flight.times.saturating_add(1)))
+    }
+
+    /// A segment of bytes that were never sent, as far as the windows permit.
+    fn fresh(&mut self) -> Option<(u64, usize, u32)> {
+        let written = self.last.unwrap_or(self.acked + self.outgoing.len() as u64);
+        let in_flight: usize = self.flights.values().map(|flight| flight.length).sum();
+        let permitted = self.congestion.saturating_sub(in_flight) as u64;
+        let allowed = match self.peer_limit.saturating_sub(self.next) {
+            // The packet that opens the peer's window again may have been lost. So one byte asks for it.
+            0 => u64::from(self.flights.is_empty()),
+            open => open.min(permitted),
+        };
+        let (offset, left) = (self.next, written.saturating_sub(self.next));
+        let length = left.min(allowed).min(MOST as u64);
+        let ends = self.last == Some(self.next);
+        self.next += if ends { 1 } else { length };
+        (ends || length > 0).then_some((offset, length as usize, 0))
+    }
+
+    fn header(&mut self, now: Duration, offset: u64, ends: bool) -> Segment {
+        self.offered = self.limit();
+        let ack = self.reached() + u64::from(self.ended);
+        let mut ranges = [(0, 0); RANGES];
+        let mut used = 0_usize;
+        for (&start, bytes) in &self.early {
+            let (from, length) = ((start - ack) as u32, bytes.len() as u32);
+            match ranges.get_mut(used.wrapping_sub(1)) {
+                Some(last) if last.0 + last.1 == from => last.1 += length,
+                _ => match ranges.get_mut(used) {
+                    Some(range) => {
+                        *range = (from, length);
+                        used += 1;
+                    }
+                    None => break,
+                },
+            }
+        }
+        Segment {
+            offset,
+            ack,
+            window: (self.offered.saturating_sub(ack)).min(u32::MAX.into()) as u32,
+            time: clock(now),
+            echo: self.answer.take(),
+            sent: self.sent,
+            seen: self.counts.0,
+            received: self.counts.1,
+            ends,
+            ranges,
+        }
+    }
+}
+
+/// The time in packets.
+pub(crate) fn clock(now: Duration) -> u32 {
+    now.as_micros() as u32
+}
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;

@@ -1,0 +1,191 @@
+//! How two ends meet: by datagrams alone, over TCP alone, and never by a false source address.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
+use thalweg_rng::Rng;
+use thalweg_transport::{Address, ErrorKind, Link, Listener, NoChunks, Options, Transport};
+use thalweg_udp::Udp;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+mod common;
+use common::{listen, plain, Trust};
+
+fn at(listener: &dyn Listener) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, listener.address().port.unwrap()))
+}
+
+/// A port that lets through datagrams of one client, and no TCP. Of those in each direction it loses a part.
+async fn datagrams_alone(to: SocketAddr, loss: f64, seed: u64) -> (Address, Arc<AtomicUsize>) {
+    let inside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = inside.local_addr().unwrap().port();
+    let passed = Arc::new(AtomicUsize::new(0));
+    let counted = passed.clone();
+    tokio::spawn(async move {
+        let outside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let (mut up, mut down, mut rng) = ([0; 2000], [0; 2000], Rng::new(&[seed]));
+        let mut client = None;
+        loop {
+            tokio::select! {
+                Ok((bytes, from)) = inside.recv_from(&mut up) => {
+                    client = Some(from);
+                    if !rng.hits(loss) {
+                        counted.fetch_add(1, Ordering::SeqCst);
+                        let _ = outside.send_to(&up[..bytes], to).await;
+                    }
+                }
+                Ok((bytes, _)) = outside.recv_from(&mut down) => {
+                    if let Some(client) = client.filter(|_| !rng.hits(loss)) {
+                        let _ = inside.send_to(&down[..bytes], client).await;
+                    }
+                }
+            }
+        }
+    });
+    (Address::parse(&format!("udp://localhost:{port}")).unwrap(), passed)
+}
+
+/// A port that lets through TCP, and no datagrams.
+async fn tcp_alone(to: SocketAddr) -> Address {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = Address::parse(&format!("udp://{}", port.local_addr().unwrap())).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut inside, _)) = port.accept().await {
+            tokio::spawn(async move {
+                let mut outside = TcpStream::connect(to).await.unwrap();
+                let _ = copy_bidirectional(&mut inside, &mut outside).await;
+            });
+        }
+    });
+    address
+}
+
+async fn meet(
+    listener: &dyn Listener,
+    address: &Address,
+    options: &Options,
+) -> (Arc<dyn Link>, Arc<dyn Link>) {
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let connect = async { Udp.connect(address, options).await.unwrap() };
+    tokio::time::timeout(GUARD, async { tokio::join!(connect, accept) }).await.unwrap()
+}
+
+/// Sends a message and an update up, and a message back.
+async fn use_it(client: &Arc<dyn Link>, server: &Arc<dyn Link>) {
+    let source = pattern(100_000, 1);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let pump = Pump::start(server, &recorder);
+    client.send_update(&outgoing(&source, update_id(1), 1024)).await.unwrap();
+    recorder.until(|seen| seen.ranges.bytes() == source.len()).await;
+    recorder.check(&source);
+    drop(pump);
+    server.send_control("well".into()).await.unwrap();
+    assert_eq!(client.receive(&NoChunks).await.unwrap(), "well");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_needs_no_tcp() {
+    for loss in [0.0, 0.5] {
+        let listener = listen(&Udp, &plain()).await;
+        let (through, passed) = datagrams_alone(at(&*listener), loss, 3).await;
+        let (client, server) = meet(&*listener, &through, &plain()).await;
+        assert!(passed.load(Ordering::SeqCst) > 2 && client.capabilities().datagrams);
+        assert_eq!((client.notice(), server.notice()), (None, None));
+        use_it(&client, &server).await;
+    }
+}
+
+/// Certificates are checked, and bind both ends to one secret, without TCP too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_count_without_tcp_too() {
+    let (trust, other) = (Trust::new(), Trust::new());
+    let listener = listen(&Udp, &trust.listen(true)).await;
+    let (through, _) = datagrams_alone(at(&*listener), 0.4, 5).await;
+    let options = trust.connect(Some(trust.client("clinic-3", 1)));
+    let (client, server) = meet(&*listener, &through, &options).await;
+    assert_eq!(server.peer().certified.as_deref(), Some("clinic-3"));
+    assert!(client.peer().binding.is_some() && client.peer().binding == server.peer().binding);
+    use_it(&client, &server).await;
+    let stranger = other.connect(Some(other.client("clinic-3", 1)));
+    let (refused, _) = tokio::join!(Udp.connect(&through, &stranger), listener.accept());
+    assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::Security);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_needs_no_datagrams_and_says_so() {
+    let listener = listen(&Udp, &plain()).await;
+    let through = tcp_alone(at(&*listener)).await;
+    let (client, server) = meet(&*listener, &through, &plain()).await;
+    assert!(!client.capabilities().datagrams && !server.capabilities().datagrams);
+    for end in [&client, &server] {
+        let notice = end.notice().unwrap();
+        assert!(notice.contains("udp") && notice.contains("over TCP"), "{notice}");
+    }
+    use_it(&client, &server).await;
+}
+
+/// The last message before a close arrives, although the kernel does not send on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_last_message_arrives_over_a_path_that_loses_much() {
+    let listener = listen(&Udp, &plain()).await;
+    let (through, _) = datagrams_alone(at(&*listener), 0.5, 11).await;
+    let (client, server) = meet(&*listener, &through, &plain()).await;
+    client.send_control("bye".into()).await.unwrap();
+    let receive = async {
+        assert_eq!(server.receive(&NoChunks).await.unwrap(), "bye");
+        assert_eq!(server.receive(&NoChunks).await.unwrap_err().kind(), ErrorKind::Closed);
+    };
+    tokio::join!(client.close(), receive);
+}
+
+/// A packet of the control stream with this kind and this rest.
+fn packet(kind: u8, id: u8, rest: &[u8]) -> Vec<u8> {
+    [&b"tlwc\x01"[..], &[kind, 0, 0], &[id; 16], rest].concat()
+}
+
+async fn answer(socket: &UdpSocket) -> Vec<u8> {
+    let mut buffer = [0; 2000];
+    let length = tokio::time::timeout(GUARD, socket.recv(&mut buffer)).await.unwrap().unwrap();
+    buffer[..length].to_vec()
+}
+
+/// A cookie counts only at the address that it was sent to. Until then there is no peer: nothing waits to be
+/// accepted, and nothing is sent but one packet for each that comes, no longer than that.
+#[tokio::test]
+async fn a_false_source_address_makes_no_stream() {
+    let listener = listen(&Udp, &plain()).await;
+    let [honest, liar] = [
+        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap(),
+        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap(),
+    ];
+    honest.connect(at(&*listener)).await.unwrap();
+    liar.connect(at(&*listener)).await.unwrap();
+    let open = packet(1, 7, &[0; 28]);
+    honest.send(&open).await.unwrap();
+    let retry = answer(&honest).await;
+    assert_eq!((retry[5], retry.len()), (2, open.len()));
+    let cookie = &retry[28..52];
+    // The first bytes of a link, as the honest peer would send them.
+    let mut segment = vec![0; 42];
+    segment[16..20].copy_from_slice(&32_768_u32.to_le_bytes());
+    segment[28..32].copy_from_slice(&1_u32.to_le_bytes());
+    let first = packet(3, 7, &[cookie, &segment, b"tlwp"].concat());
+    liar.send(&first).await.unwrap();
+    let refused = answer(&liar).await;
+    assert_eq!(refused[5], 2, "a cookie of another address was taken");
+    assert!(refused.len() <= first.len());
+    // Without a stream, a segment is answered with a reset.
+    liar.send(&packet(4, 7, &[&segment[..], b"more"].concat())).await.unwrap();
+    assert_eq!(answer(&liar).await, packet(5, 7, &[]));
+    honest.send(&first).await.unwrap();
+    let acknowledged = answer(&honest).await;
+    assert_eq!((acknowledged[5], acknowledged[24 + 8]), (4, 4), "the honest peer's four bytes are not taken");
+    // From another address, even a packet of this stream changes nothing.
+    liar.send(&packet(4, 7, &[&segment[..], b"more"].concat())).await.unwrap();
+    liar.send(&packet(1, 8, &[0; 28])).await.unwrap();
+    assert_eq!(answer(&liar).await[8], 8, "a packet from another address was answered");
+}
