@@ -52,6 +52,12 @@ pub trait ClientMachine: Sized {
         self.dial()?.welcome()
     }
 
+    /// How often another attempt to connect begins beside those that have no answer yet; `None` if no server
+    /// has let the client in yet.
+    fn pace(&self) -> Option<Time> {
+        self.dial()?.pace()
+    }
+
     /// Whether the client's part in the job is over.
     fn is_done(&self) -> bool {
         self.dial().is_none_or(Dial::is_done)

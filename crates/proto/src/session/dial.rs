@@ -18,9 +18,16 @@ use crate::{micros, Kind, Time};
 const FIRST_RETRY: Time = Time::from_millis(100);
 /// Longest time between attempts.
 const LAST_RETRY: Time = Time::from_secs(5);
-/// The longest time between attempts if other servers may know where the client belongs: the attempts are
-/// then divided among several.
-const LAST_RETRY_OF_SEVERAL: Time = Time::from_secs(1);
+/// The longest time between attempts of a client that was let in before, so that it goes on soon after the
+/// path's return; and if other servers may know where the client belongs, as the attempts are then divided
+/// among several.
+const LAST_RETRY_OF_KNOWN: Time = Time::from_secs(1);
+
+/// Round trips between attempts to connect that run beside each other, and the least time between them. While
+/// a path is down, an attempt's packets are lost, and the kernel repeats them after ever longer pauses, up to
+/// a minute. A new attempt finds out that the path is back.
+const PACE: u32 = 2;
+const LEAST_PACE: Time = Time::from_secs(1);
 
 /// The settings of a client, which never change.
 #[derive(Debug, Clone)]
@@ -113,6 +120,8 @@ pub struct Dial<P> {
     welcome: Option<Welcome>,
     /// How long the last link that was welcomed could be silent.
     silence: Option<Time>,
+    /// The round trip of the path, measured when the server last let the client in.
+    round_trip: Option<Time>,
     link: Option<Dialed>,
     reaching: Reaching,
     /// Attempts to connect since the client was last let in, or was sent to another URL.
@@ -167,6 +176,7 @@ impl<P> Dial<P> {
             purpose,
             welcome: None,
             silence: None,
+            round_trip: None,
             link: None,
             reaching,
             retries: 0,
@@ -202,6 +212,12 @@ impl<P> Dial<P> {
 
     pub(crate) fn is_done(&self) -> bool {
         self.done
+    }
+
+    /// How often another attempt to connect begins beside those that have no answer yet; `None` if no server
+    /// has let the client in yet, so that the path is not known.
+    pub(crate) fn pace(&self) -> Option<Time> {
+        self.round_trip.map(|trip| LEAST_PACE.max(trip.saturating_mul(PACE)))
     }
 
     /// Whether the link keeps the order of messages and chunks; false without a link.
@@ -251,7 +267,8 @@ impl<P> Dial<P> {
 
     /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter.
     fn backoff(&mut self) -> Time {
-        let last = if self.way.others.is_empty() { LAST_RETRY } else { LAST_RETRY_OF_SEVERAL };
+        let is_usual = self.way.others.is_empty() && self.round_trip.is_none();
+        let last = if is_usual { LAST_RETRY } else { LAST_RETRY_OF_KNOWN };
         let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(last);
         self.retries += 1;
         base + base / 4 * ((self.jitter.draw() >> 48) as u32 % 1000) / 1000
@@ -356,7 +373,9 @@ impl<P> Dial<P> {
     fn welcomed(&mut self, now: Time, welcome: Welcome) -> ServerEvent {
         let floor = Time::from_micros(welcome.liveness);
         if let Some(link) = &mut self.link {
-            link.session.met(now, now.saturating_sub(link.greeted_at), floor);
+            let round_trip = now.saturating_sub(link.greeted_at);
+            link.session.met(now, round_trip, floor);
+            self.round_trip = Some(round_trip);
             self.silence = Some(link.session.silence);
             link.welcomed = true;
         }

@@ -13,6 +13,7 @@ use thalweg_wire::text::check_name;
 use thalweg_wire::{limits, Ranges, Tolerance};
 use tokio::sync::{watch, Notify};
 
+use super::connecting::paced;
 use super::hub::Lent;
 use super::machine_lock::ClientLock;
 use super::outbox::Outbox;
@@ -377,7 +378,12 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
             return dialer.wake();
         }
     };
-    match dialer.to.transport.connect(&address, &dialer.to.options).await {
+    let attempt = || dialer.to.transport.connect(&address, &dialer.to.options);
+    let connected = match dialer.machine.with(|machine| machine.pace()) {
+        Some(pace) => paced(pace, attempt).await,
+        None => attempt().await,
+    };
+    match connected {
         Ok(link) => {
             if let Some(why) = dialer.to.impostor(&*link) {
                 link.close().await;

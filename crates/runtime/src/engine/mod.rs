@@ -12,6 +12,7 @@
 //! its machine has.
 
 mod admission;
+mod connecting;
 mod descriptors;
 mod dialer;
 mod event_queue;
