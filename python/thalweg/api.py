@@ -97,7 +97,10 @@ class Server:
         choose: float | None = None,
         listen: str = "tcp://127.0.0.1:0",
         enough: int | None = None,
+        goal: int | None = None,
         deadline: float | None = None,
+        grace: float = 10.0,
+        stale: int | None = None,
         partial: str = "discard",
         deterministic: bool = False,
         pki: Path | str | None = None,
@@ -110,9 +113,12 @@ class Server:
         """Listen at ``listen`` for ``clients`` clients.
 
         Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
-        when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. ``pki`` is
-        a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says what becomes of an
-        update of which only a part arrived: it is dropped (``discard``), or what came of it counts (``keep``).
+        when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. With
+        ``goal`` it ends as soon as that many have. A client whose link broke has ``grace`` seconds to come back. An
+        update that comes up to ``stale`` rounds late counts in the next mean, with less weight; by default it does not
+        count. ``pki`` is a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says
+        what becomes of an update of which only a part arrived: it is dropped (``discard``), or what came of it counts
+        (``keep``).
         With ``deterministic`` the mean has the same bits in any order of arrival. ``tensors`` says which tensors
         travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says who
         evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
@@ -131,11 +137,13 @@ class Server:
         tracked = [track] if isinstance(track, str) else list(track)
         if tracked and record is None and resume is None:
             raise PlanError("trackers read the record of a job, and this one has none", "Give record, a folder")
-        job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline, "evaluate": evaluate}
+        job: dict[str, float | str | None] = {"clients": clients, "choose": choose, "enough": enough, "goal": goal}
+        job |= {"deadline": deadline, "grace": grace, "evaluate": evaluate}
+        aggregation = {"partial": partial, "deterministic": deterministic, "stale": stale}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},
-            "aggregation": {"partial": partial, "deterministic": deterministic},
+            "aggregation": {key: value for key, value in aggregation.items() if value is not None},
             "security": {} if pki is None else {"pki": str(pki)},
             "app": name_of(app),
             "model": {} if (words := apps.own_tensors(app, tensors)) is None else {"tensors": words},

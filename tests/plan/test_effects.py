@@ -46,6 +46,7 @@ VALUES: Final[dict[str, Any]] = {
     "job.choose": 2,
     "job.seed": 3,
     "job.enough": 2,
+    "job.goal": 2,
     "job.deadline": 3.0,
     "job.grace": 1.0,
     "job.liveness": 20.0,
@@ -90,6 +91,7 @@ VALUES: Final[dict[str, Any]] = {
     "transport.options": {"close_percent": 90},
     "aggregation.shape": "tree",
     "aggregation.partial": "keep",
+    "aggregation.stale": 2,
     "aggregation.precision": "f64",
     "aggregation.deterministic": True,
     "aggregation.weights": "renormalise",
@@ -364,3 +366,17 @@ def test_the_error_names_what_gives_a_key_an_effect() -> None:
     with pytest.raises(PlanError) as caught:
         made("tree", {"tree.placement": "first-fit"})
     assert caught.value.hint == "Remove tree.placement, or take several nodes (--nodes)"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"job.goal": 9}, "a round cannot end with 9 updates"),
+        ({"job.goal": 1, "job.enough": 2}, "a round cannot end with 1 updates: it needs 2"),
+        ({"aggregation.stale": 1, "aggregation.partial": "keep"}, "partial = keep has folded a part of a late update"),
+        ({"aggregation.stale": 1, "algorithm.name": "fedadam"}, "takes a step from the model that a round began with"),
+    ],
+)
+def test_goals_and_late_updates_that_no_round_can_have_are_refused(said: dict[str, Any], why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        made("star", said)

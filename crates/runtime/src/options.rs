@@ -241,11 +241,16 @@ pub struct ServerOptions {
     pub choose: Option<u32>,
     /// A round succeeds with at least this many complete updates.
     pub enough: u32,
+    /// Number of updates with which a round ends at once; `None`: it waits for all clients that take part.
+    pub goal: Option<u32>,
+    /// How many rounds an update may be late and still count in the mean, with a smaller weight.
+    pub stale: u32,
     /// Maximum length of a round, in seconds; `None`: no limit.
     pub deadline: Option<f64>,
     /// Seconds that a client may take to come back after its link was lost.
     pub grace: f64,
-    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else a 64th of an update, 16 KiB
+    /// to 256 KiB.
     pub chunk: Option<u32>,
     /// Order in which clients get the global model.
     pub fanout: FanoutRule,
@@ -287,6 +292,8 @@ impl Default for ServerOptions {
             expected: 1,
             choose: None,
             enough: 1,
+            goal: None,
+            stale: 0,
             deadline: None,
             grace: 10.0,
             chunk: None,
@@ -311,7 +318,17 @@ impl Default for ServerOptions {
 
 /// Default payload bytes of a chunk: a chunk and its part of the accumulator fit into the second-level cache.
 pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
+/// Smallest default chunk of a small update.
+const LEAST_CHUNK: u32 = 16 << 10;
+/// A link that breaks loses the chunk that is on its way, so this share of an update: 1 / 64.
+const CHUNKS_OF_AN_UPDATE: u64 = 64;
 const LEAST_STAGING: u64 = 64 << 20;
+
+/// Default payload bytes of a chunk of an update of `bytes` bytes.
+pub(crate) fn usual_chunk(bytes: u64) -> u32 {
+    let part = u32::try_from(bytes / CHUNKS_OF_AN_UPDATE / 64 * 64).unwrap_or(u32::MAX);
+    part.clamp(LEAST_CHUNK, DEFAULT_CHUNK)
+}
 
 impl ServerOptions {
     /// Maximum number of bytes of staged updates, if an update has `update` bytes.
@@ -363,6 +380,14 @@ impl ServerOptions {
         }
         if self.expected == 0 || self.enough == 0 || self.enough > self.wanted() {
             return bad("enough must be between 1 and the number of clients that take part in a round");
+        }
+        if self.goal.is_some_and(|goal| goal < self.enough || goal > self.wanted()) {
+            return bad("goal must be between enough and the number of clients that take part in a round");
+        }
+        if self.stale > 0 && (self.partial == PartialRule::Keep || self.sums || self.workers.is_some()) {
+            return bad(
+                "stale needs whole updates that one server folds: partial = discard, without workers or sums",
+            );
         }
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
         if !self.chunk.is_none_or(possible) {

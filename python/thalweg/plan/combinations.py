@@ -269,6 +269,11 @@ def _round(plan: Plan) -> None:
             f"a round cannot have enough with {job.enough} updates of {plan.participants} clients",
             f"Make job.enough at most job.{'clients' if job.choose is None else 'choose'}",
         )
+    if job.goal is not None and not (job.enough or 1) <= job.goal <= plan.participants:
+        raise PlanError(
+            f"a round cannot end with {job.goal} updates: it needs {job.enough or 1} of {plan.participants} clients",
+            f"Make job.goal at least job.enough and at most job.{'clients' if job.choose is None else 'choose'}",
+        )
 
 
 def _aggregation(plan: Plan) -> None:
@@ -277,6 +282,17 @@ def _aggregation(plan: Plan) -> None:
         raise PlanError(
             f"deterministic needs precision exact, not {chosen.precision}",
             "Remove aggregation.precision, or aggregation.deterministic",
+        )
+    if chosen.partial == "keep" and chosen.stale:
+        raise PlanError(
+            "partial = keep has folded a part of a late update into the round that is over",
+            "Remove aggregation.stale, or take aggregation.partial = 'discard'",
+        )
+    if chosen.stale and plan.algorithm.name not in ("fedavg", "fedprox"):
+        raise PlanError(
+            f"algorithm {plan.algorithm.name!r} takes a step from the model that a round began with, and a late update "
+            "was trained from an older one",
+            "Remove aggregation.stale, or take algorithm.name = 'fedavg' or 'fedprox'",
         )
     if chosen.partial == "keep" and chosen.staging is not None:
         raise PlanError(

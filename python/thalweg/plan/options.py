@@ -87,6 +87,8 @@ class CoreOptions(TypedDict, total=False):
     expected: int
     choose: int | float
     enough: int
+    goal: int
+    stale: int
     deadline: float
     fanout: str
     gather: str

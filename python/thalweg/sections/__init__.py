@@ -156,6 +156,12 @@ class JobSection(Section):
     enough: Annotated[int | None, Core(), Option()] = Field(
         None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
     )
+    goal: Annotated[int | None, Core(), Option(of=BOTH), Source("Bonawitz et al. 2019, section 2.2")] = Field(
+        None,
+        ge=1,
+        description="updates with which a round ends at once, although more clients take part; without it, it waits "
+        "for all of them",
+    )
     deadline: Annotated[Seconds | None, Core(), Option()] = Field(
         None,
         description="seconds after which a round ends with those that are in; on a graph, seconds after its own "
@@ -372,7 +378,7 @@ class TransportSection(Section):
     chunk: Annotated[Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None, Core()] = Field(
         None,
         description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
-        "256KiB",
+        "a 64th of an update from 16KiB to 256KiB",
     )
     options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Core("transport.own", client=True)] = Field(
         None, description="table of what only this transport can be told; `thalweg doctor --transports` lists it"
@@ -394,6 +400,13 @@ class AggregationSection(Section):
     )
     partial: Annotated[Literal["discard", "keep"], Core(), Option()] = Field(
         "discard", description="what happens to the part that came of an update whose client went away"
+    )
+    stale: Annotated[int | None, Core(), Option(of=BOTH), Source("FedBuff, Nguyen et al. 2022")] = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="rounds that an update may be late and still count in the next mean, s rounds late with its weight "
+        "divided by the root of 1 + s; without it a late update does not count",
     )
     precision: Annotated[Literal["f32", "f64", "exact"] | None, Core(), Option(of=("run", *FLOWER))] = Field(
         None, description="accumulator; without it f32, or exact if deterministic"

@@ -42,14 +42,16 @@ pub struct Participation {
     pub client: String,
     /// The client's state at the end of the round.
     pub state: State,
-    /// The update's weight, a number of samples; 0 if none was offered.
+    /// The update's weight, a number of samples, or less if it was late; 0 if none was offered.
     pub samples: f64,
     /// The client's metrics, a JSON object.
     pub metrics: String,
     /// Fraction of the update that is in the mean, 0 to 1.
     pub coverage: f64,
-    /// Why the update is not whole.
+    /// Why the update is not whole, or that it was late and counts less.
     pub reason: Option<String>,
+    /// How many rounds the update was late.
+    pub staleness: u32,
 }
 
 /// The results of a round.

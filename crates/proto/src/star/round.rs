@@ -35,6 +35,8 @@ pub struct RoundPlan {
     pub choice: Choice,
     /// How many updates are enough for a mean, whole or with stand-ins.
     pub enough: u32,
+    /// With how many updates the round ends at once, although others may still come.
+    pub goal: u32,
     /// How long the round may take; `None`: until no client can deliver any more.
     pub deadline: Option<Time>,
     /// How long a client that has lost its link may take to come back.
@@ -59,6 +61,13 @@ pub enum Ending {
 pub(crate) struct Participant {
     pub client: String,
     pub instance: u64,
+    /// The round whose model the client trains. It is an earlier one if the client's update is late, and
+    /// counts in this round.
+    pub parcel: u32,
+    /// How many rounds the update is late.
+    pub staleness: u32,
+    /// All that the client was asked for was sent after its round had ended, and before the next began.
+    pub is_all_sent: bool,
     pub state: State,
     /// When the client entered `state`.
     pub since: Time,
@@ -95,6 +104,12 @@ impl Participant {
     /// Whether the server's decision about the update is final.
     fn is_settled(&self) -> bool {
         self.is_in() || self.state == State::Rejected
+    }
+
+    /// The update's weight in the mean. A late update counts less, by one over the root of one more than the
+    /// rounds that it is late (FedBuff, Nguyen et al. 2022, section 5).
+    pub fn counted_weight(&self) -> f64 {
+        self.weight / f64::from(self.staleness + 1).sqrt()
     }
 
     /// Whether any byte of its update has arrived.
@@ -212,6 +227,7 @@ impl Round {
             Some(_) if replaced && self.plan.choice != Choice::ByName => false,
             Some(part) => {
                 part.instance = instance;
+                (part.parcel, part.staleness, part.is_all_sent) = (number, 0, false);
                 part.weight = 0.0;
                 part.departed = false;
                 part.reason = None;
@@ -227,6 +243,9 @@ impl Round {
                 let part = Participant {
                     client: client.into(),
                     instance,
+                    parcel: number,
+                    staleness: 0,
+                    is_all_sent: false,
                     state: State::Receiving,
                     since: now,
                     departed: false,
@@ -242,6 +261,36 @@ impl Round {
                 true
             }
         }
+    }
+
+    /// Takes in a client that still works on an earlier round. Its update counts in this round.
+    pub(crate) fn adopt(&mut self, sender: u32, mut part: Participant) {
+        let number = self.plan.number;
+        part.staleness = number.saturating_sub(part.parcel);
+        part.down = TransferReport::new(number, &part.client, Direction::Down);
+        part.up = TransferReport::new(number, &part.client, Direction::Up);
+        self.tally.enter(sender, None, part.state);
+        // It has its grant, or asks again when it is back.
+        self.tally.granted.retain(|&granted| granted != sender);
+        self.parts.insert(sender, part);
+    }
+
+    /// The clients whose updates may still count in the next round, if a late update may be `most` rounds
+    /// late: they have the whole model, and the server has not decided about their updates.
+    pub(crate) fn late(&self, now: Time, most: u32) -> BTreeMap<u32, Participant> {
+        // With `Partial::Keep` a part of an update may be in the sums of the round that is over.
+        let most = if self.partial == Partial::Keep { 0 } else { most };
+        let next = self.plan.number.saturating_add(1);
+        let works = |part: &Participant| match part.state {
+            State::Training | State::Offered | State::Sending => true,
+            State::Lost => part.down.complete || part.parcel < self.plan.number,
+            _ => false,
+        };
+        let stays = |part: &Participant| part.state != State::Lost || self.may_come_back(part, now);
+        let is_late =
+            |part: &Participant| works(part) && stays(part) && next.saturating_sub(part.parcel) <= most;
+        let late = self.parts.iter().filter(|(_, part)| is_late(part));
+        late.map(|(&sender, part)| (sender, part.clone())).collect()
     }
 
     /// Ends the participation of a client that has lost its update after part of it was folded. That part
@@ -466,13 +515,13 @@ impl Round {
     /// been missing, `None` if no more can come. `busy`: a connected client may still join the round later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         use State::{Partial, Staged, Whole};
-        let (tally, expected) = (&self.tally, self.plan.expected as usize);
+        let tally = &self.tally;
         let whole = tally.of(&[Whole, Partial]);
         // A staged update is being folded. It counts even if all other updates that the round wants are in.
         if tally.of(&[Staged]) > 0 {
             return None;
         }
-        if whole >= expected {
+        if whole >= self.wanted() {
             return Some(Ending::Mean);
         }
         if self.may_get_more(now, absent_since, busy) {
@@ -492,8 +541,13 @@ impl Round {
         !self.is_overdue(now) && (delivers || joins || self.may_appear(now, absent_since))
     }
 
+    /// With how many updates the round ends at once.
+    fn wanted(&self) -> usize {
+        self.plan.goal.min(self.plan.expected) as usize
+    }
+
     fn settle(&self, whole: usize, overdue: bool) -> Ending {
-        let (enough, expected) = (self.plan.enough as usize, self.plan.expected);
+        let (enough, expected) = (self.plan.enough as usize, self.wanted());
         if whole >= enough.max(1) {
             return Ending::Mean;
         }
@@ -541,11 +595,11 @@ impl Round {
         let transfers: Vec<TransferReport> =
             transfers.into_iter().filter(|t| t.span().is_some() || t.wire_bytes > 0).collect();
         let wire = |d| transfers.iter().filter(|t| t.direction == d).map(|t| t.wire_bytes).sum();
-        let whole = parts.iter().filter(|p| p.state == State::Whole).count();
+        let (whole, wanted) = (parts.iter().filter(|p| p.state == State::Whole).count(), self.wanted());
         Outcome {
             round: self.plan.number,
-            expected: self.plan.expected,
-            complete: whole >= self.plan.expected as usize,
+            expected: wanted as u32,
+            complete: whole >= wanted,
             failure: match ending {
                 Ending::Mean => None,
                 Ending::Failed(reason) => Some(reason.clone()),
@@ -602,14 +656,22 @@ fn doing(state: State) -> &'static str {
     }
 }
 
+/// What the record says of an update that is late and counts.
+fn lateness(part: &Participant) -> Option<String> {
+    let (round, samples) = (part.parcel, part.weight);
+    (part.staleness > 0)
+        .then(|| format!("trained the model of round {round}; its {samples} samples count less"))
+}
+
 fn participation(part: &Participant) -> Participation {
     Participation {
         client: part.client.clone(),
         state: part.state,
-        samples: part.weight,
+        samples: part.counted_weight(),
         metrics: part.metrics.clone(),
         coverage: if part.is_in() { part.incoming.reassembly().fraction() } else { 0.0 },
-        reason: part.reason.clone(),
+        reason: part.reason.clone().or_else(|| lateness(part)),
+        staleness: part.staleness,
     }
 }
 
@@ -627,6 +689,7 @@ mod tests {
             expected,
             choice: Choice::ByName,
             enough,
+            goal: expected,
             deadline,
             grace: 10 * SECOND,
             fanout: Fanout::Concurrent,

@@ -4,11 +4,12 @@ mod choosing;
 mod counting;
 mod fanout;
 mod joining;
+mod lateness;
 mod leaving;
 mod moving;
 mod taking;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use thalweg_wire::control::{Content, Control, Hello, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
@@ -51,6 +52,8 @@ pub struct ServerConfig {
     pub liveness: Time,
     /// Maximum number of clients that the job may ever have.
     pub max_clients: u32,
+    /// How many rounds an update may be late and still count; 0: a late update does not count.
+    pub stale: u32,
 }
 
 /// Where the driver puts a chunk.
@@ -150,6 +153,8 @@ pub struct Server {
     /// Clients that still work on a round that is over.
     behind: BTreeSet<u32>,
     round: Option<Round>,
+    /// Between rounds: clients that still work on a round that is over, and whose updates count in the next.
+    late: BTreeMap<u32, Participant>,
     /// With [`Fanout::Sequential`](crate::Fanout): the link on which the model is being sent.
     turn: Option<LinkId>,
     /// The links that wait for their turn, each with the ranges to send.
@@ -184,6 +189,7 @@ impl Server {
             roster: Roster::new(sessions, admission),
             behind: BTreeSet::new(),
             round: None,
+            late: BTreeMap::new(),
             turn: None,
             turns: VecDeque::new(),
             rates,
@@ -237,10 +243,11 @@ impl Server {
         if let Some(round) = &self.round {
             return Err(format!("round {} is still under way", round.plan.number));
         }
-        if plan.expected == 0 || plan.enough > plan.expected {
+        let most = plan.goal.min(plan.expected);
+        if most == 0 || plan.enough > most {
             return Err(format!(
-                "{} of {} updates are wanted: a round needs at least one client and no more updates than clients",
-                plan.enough, plan.expected
+                "{} of {most} updates are wanted: a round needs at least one client and no more updates than clients",
+                plan.enough
             ));
         }
         self.absent_since.get_or_insert(now);
@@ -250,6 +257,7 @@ impl Server {
             Partial::Keep => Credits::unbounded(),
         };
         self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
+        self.adopt_late(now);
         let links: Vec<LinkId> =
             self.candidates(now).into_iter().filter_map(|s| self.enlist(now, s)).collect();
         self.send_model(now, links, Ranges::full(total));
@@ -277,7 +285,7 @@ impl Server {
             }
             (Ok(()), Some(current)) => current.offer(now, sender, weight, metrics),
             (Err(reason), _) => self.reject(now, sender, number, &reason),
-            (Ok(()), None) => {}
+            (Ok(()), None) => self.offered_late(now, sender, weight, metrics),
         }
     }
 
@@ -303,7 +311,7 @@ impl Server {
         if let Some(member) = self.roster.member_mut(sender) {
             member.departed = true;
         }
-        if let Some(part) = self.round.as_mut().and_then(|r| r.part_mut(sender)) {
+        if let Some(part) = self.any_part(sender) {
             part.departed = true;
         }
     }
@@ -313,8 +321,23 @@ impl Server {
         self.absent_since.filter(|_| !self.roster.is_finished() && !self.is_everybody_accounted_for())
     }
 
+    /// The client's part in the round, or between rounds its part in the next.
+    fn any_part(&mut self, sender: u32) -> Option<&mut Participant> {
+        match &mut self.round {
+            Some(round) => round.part_mut(sender),
+            None => self.late.get_mut(&sender),
+        }
+    }
+
+    /// The same, if the client trains the model of this round.
     fn part(&mut self, sender: u32, round: u32) -> Option<&mut Participant> {
-        self.round.as_mut().filter(|r| r.plan.number == round)?.part_mut(sender)
+        self.any_part(sender).filter(|part| part.parcel == round)
+    }
+
+    /// The round whose model the client trains.
+    fn parcel_of(&self, sender: u32) -> Option<u32> {
+        let part = self.round.as_ref().map_or_else(|| self.late.get(&sender), |round| round.part(sender));
+        part.map(|part| part.parcel)
     }
 
     /// Does what follows from the present state: takes back expired places, sends grants, ends the round.
@@ -326,7 +349,7 @@ impl Server {
         let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
-        let (number, grants) = (round.plan.number, round.grants(now));
+        let grants = round.grants(now);
         let together = round.due_together(now, absent_since, busy);
         together.into_iter().for_each(|staged| self.roster.want(staged.fold()));
         let ending = round.ending(now, absent_since, busy);
@@ -338,7 +361,9 @@ impl Server {
             expired.into_iter().for_each(|sender| self.roster.want(RoundAction::Unstage { sender }));
         }
         for (sender, wanted) in grants {
-            self.grant(now, sender, number, &wanted);
+            if let Some(parcel) = self.parcel_of(sender) {
+                self.grant(now, sender, parcel, &wanted);
+            }
         }
         if let Some(ending) = ending {
             let ending = self.with_farewells(ending);
@@ -370,10 +395,14 @@ impl Server {
 
     fn end_round(&mut self, now: Time, ending: &Ending) {
         let Some(round) = self.round.take() else { return };
-        let number = round.plan.number;
         self.end_turns();
         self.rates = round.credits.clone();
-        for &sender in round.parts().keys() {
+        self.late = round.late(now, self.config.stale);
+        for (&sender, part) in round.parts() {
+            if self.late.contains_key(&sender) {
+                continue;
+            }
+            let number = part.parcel;
             self.rates.release(sender);
             // A client that holds a place may have a staged update, even if only damaged chunks arrived.
             if self.config.partial == Partial::Discard && round.credits.holds(sender) {
@@ -450,6 +479,8 @@ impl ServerMachine for Server {
                 }
             }
             round.lost(now, sender, &reason);
+        } else {
+            self.lost_late(now, sender, &reason);
         }
         self.roster.left(sender, reason);
     }

@@ -5,6 +5,7 @@
 mod choice;
 mod common;
 mod counting;
+mod dropout;
 mod faults;
 mod forward;
 mod fuzz_client;

@@ -275,6 +275,7 @@ mod tests {
             metrics: r#"{"metrics":{"loss":0.5}}"#.into(),
             coverage: 0.5,
             reason: Some("half of it did not come".into()),
+            staleness: 0,
         };
         let way = TransferReport {
             missing: 8,

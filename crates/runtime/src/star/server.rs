@@ -17,7 +17,7 @@ use super::report::{self, written, SumsOutcome, Timeline};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
 use crate::engine::{ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
-use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
+use crate::options::{seconds, usual_chunk, ServerOptions, TimingRule};
 use crate::{lock, registry, Error, Kind};
 
 /// How long a cancelled sender may keep the loan of the model before its link is closed.
@@ -63,7 +63,7 @@ impl Server {
         thalweg_arena::room(layout.bytes())?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
-        let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
+        let chunk = transport.capabilities().chunk(options.chunk, usual_chunk(layout.bytes()));
         let named = options.repair.tolerance(&layout)?;
         // A reliable transport loses nothing, so it needs no rule about losses.
         let tolerance = if transport.capabilities().reliable { Arc::default() } else { Arc::new(named) };
@@ -81,6 +81,7 @@ impl Server {
             max_weight: MAX_WEIGHT,
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
+            stale: options.stale,
         };
         let proofs = ForwardedProofs::default();
         let hub = HubOptions {
@@ -154,10 +155,12 @@ impl Server {
     ) -> Result<String, Error> {
         let hub = self.hub()?;
         let options = &hub.policy.options;
+        let expected = options.choose.unwrap_or(hub.policy.expected.load(Ordering::Relaxed));
         let plan = proto::RoundPlan {
             number,
             config: config.into(),
-            expected: options.choose.unwrap_or(hub.policy.expected.load(Ordering::Relaxed)),
+            expected,
+            goal: options.goal.unwrap_or(expected),
             choice: options.choice(),
             enough: options.enough,
             deadline: options.deadline.map(seconds),

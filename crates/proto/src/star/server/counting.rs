@@ -18,7 +18,7 @@ impl Server {
         if round.part(sender).is_none_or(|part| part.state != State::Staged) || round.is_deferred(sender) {
             return;
         }
-        let number = round.plan.number;
+        let number = round.part(sender).map_or(round.plan.number, |part| part.parcel);
         match outcome {
             Ok(()) => {
                 round.folded(now, sender);
@@ -109,7 +109,7 @@ impl Server {
     /// Whether the connected process of this client is the one that takes part in the round.
     pub(super) fn takes_part(&self, sender: u32, round: u32) -> bool {
         let instance = self.roster.member(sender).map(|member| member.instance);
-        let current = self.round.as_ref().filter(|r| r.plan.number == round);
-        current.and_then(|r| r.part(sender)).is_some_and(|part| instance == Some(part.instance))
+        let part = self.round.as_ref().map_or_else(|| self.late.get(&sender), |r| r.part(sender));
+        part.is_some_and(|part| part.parcel == round && instance == Some(part.instance))
     }
 }

@@ -35,7 +35,7 @@ impl Server {
     /// from this server for the current round. The round may have ended meanwhile, or the server may have
     /// been restarted.
     fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
-        let current = self.round.as_ref().map(|r| r.plan.number);
+        let current = self.parcel_of(sender);
         let current = current.filter(|&number| same && self.takes_part(sender, number));
         let verdict = self.roster.member(sender).and_then(|m| m.own.verdict.clone()).filter(|_| same);
         let elsewhere = |round: u32| self.was_counted(sender, round).then_some(Ok(()));
@@ -87,8 +87,9 @@ impl Server {
 
     fn go_on(&mut self, now: Time, sender: u32, number: u32) {
         if !self.answered(sender, number) {
-            if let Some(round) = &mut self.round {
-                round.back(now, sender, self.config.stand_in.is_none());
+            match &mut self.round {
+                Some(round) => round.back(now, sender, self.config.stand_in.is_none()),
+                None => self.back_late(now, sender),
             }
             self.set_duty(sender, Duty::Round);
         }

@@ -131,25 +131,31 @@ impl Server {
     }
 
     pub(super) fn settle(&mut self, now: Time, link: LinkId) {
-        let number = self.round.as_ref().map(|r| r.plan.number);
-        if let Some((sender, number)) = self.roster.member_at(link).zip(number) {
-            self.conclude(now, link, sender, number);
+        let Some(sender) = self.roster.member_at(link) else { return };
+        if let Some(parcel) = self.parcel_of(sender) {
+            self.conclude(now, link, sender, parcel);
         }
     }
 
     /// Decides what follows when everything that was asked for was sent. The update is complete, perhaps with
     /// stand-ins for holes; or the server asks for missing ranges; or it refuses the update because too much
     /// was lost.
-    fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
+    pub(super) fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let (at_deadline, rule) = (self.ends_updates(now), self.rule.clone());
+        let is_between = self.round.is_none();
         let Some(part) = self.part(sender, number) else { return };
+        // A late update counts in the next round, which decides about it when it begins.
+        part.is_all_sent = is_between;
+        if is_between {
+            return;
+        }
         let reassembly = part.incoming.reassembly();
         if !reassembly.is_folding() {
             if let Some(reason) = rule.too_lossy(&reassembly.holes(), at_deadline) {
                 return self.reject(now, sender, number, &reason);
             }
         }
-        let (step, weight) = (part.incoming.conclude(now, &rule), part.weight);
+        let (step, weight) = (part.incoming.conclude(now, &rule), part.counted_weight());
         let settle = part.incoming.settle();
         self.roster.wake(link, settle);
         match step {
@@ -180,14 +186,14 @@ impl Server {
     /// At the deadline, concludes the updates that are being sent with the bytes that have arrived.
     pub(super) fn conclude_overdue(&mut self, now: Time) {
         let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
-        let number = round.plan.number;
         self.waits |= round.is_folding();
         let begun = |part: &Participant| {
             let reassembly = part.incoming.reassembly();
             part.state == State::Sending && reassembly.bytes() > 0 && !reassembly.is_folding()
         };
-        let late: Vec<u32> = round.parts().iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
-        for sender in late {
+        let late = round.parts().iter().filter(|(_, part)| begun(part));
+        let late: Vec<(u32, u32)> = late.map(|(&sender, part)| (sender, part.parcel)).collect();
+        for (sender, number) in late {
             let Some(link) = self.roster.link_of(sender) else { continue };
             let Some(carried) = self.roster.on_link(link, |served| served.carried_up()) else { continue };
             if let Some(part) = self.part(sender, number) {

@@ -46,9 +46,14 @@ impl World {
             }
             Action::Policy(RoundAction::Fold { sender, weight, holes, .. }) => {
                 let (made, round, nan) = (&self.made, self.round, self.nan());
+                let late = self.server.stale > 0;
                 let outcome = self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
-                    let of = made.get(&(name.to_string(), round)).into_iter().flatten();
-                    nan || of.into_iter().any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
+                    // A late update is of an earlier round. `World::check` compares it with the right one.
+                    let of = |round: u32| made.get(&(name.to_string(), round)).into_iter().flatten();
+                    let sent = |round: u32| {
+                        of(round).any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
+                    };
+                    nan || sent(round) || late && (1..round).any(sent)
                 });
                 self.net.at(now + self.server.folding, Event::Folded { sender, outcome });
             }
