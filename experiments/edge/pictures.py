@@ -18,6 +18,7 @@ AXES: Final = {
     "dropout": ("clients without a link, in %", 100.0, "10 clients, others every 15 s, rounds of at most 30 s"),
 }
 MARKS: Final = "osD^v<>"
+TICKS: Final = (5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
 def rows_of(content: Mapping[str, Any], sweep: str) -> list[Row]:
@@ -79,11 +80,13 @@ def _draw(content: Mapping[str, Any], sweep: str, folder: Path) -> Path:
                         axes.plot([below[-1][0], factor * fault], [below[-1][1], height], ":", color=colour(place))
                 axes.plot([factor * fault], [height], "x", color=colour(place), markersize=8, markeredgewidth=2.2)
         axes.set_yscale("log")
+        axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.set_ylim(min([y for row in rows if (y := row["seconds_to_target"]) is not None], default=1) / 1.4)
         if sweep == "delay":
             axes.set_xscale("log")
             ticks = sorted({row["key"][2] for row in rows})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
+        axes.minorticks_off()
         axes.set_xlabel(words)
         axes.set_ylabel(f"seconds until {100 * TARGET:.0f} % accuracy")
         axes.set_title(f"{setting}; a cross: not reached", fontsize=9)

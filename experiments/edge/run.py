@@ -16,8 +16,8 @@ TWICE: Final = 0.02
 
 
 def folder_of(scale: str, out: Path) -> Path:
-    """Return where results of a scale go: those of the full one beside this file."""
-    return HERE if scale == "full" else out / "edge" / scale
+    """Return where results of a scale go: beside this file, but those of ``ci``."""
+    return out / "edge" / scale if scale == "ci" else HERE
 
 
 def run(scale: str, out: Path, note: Callable[[str], None], sweeps: Collection[str] = (), beside: int = 4) -> list[str]:

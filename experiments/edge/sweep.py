@@ -34,6 +34,7 @@ SYSTEMS: Final = (
     "own rounds, quic",
     "own rounds, ltp",
 )
+FEW: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp", "own rounds, quic")
 FEWER: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
 AWAY: Final = ("own rounds, tcp", "own rounds, grpc", "own rounds, quic", "own rounds, ltp", "own rounds, udp")
 AWAY_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
@@ -59,19 +60,25 @@ class Cell:
 
 
 def cells(scale: str) -> list[Cell]:
-    """Return the cells of a scale."""
+    """Return the cells of a scale: ci, reduced or full."""
     if scale == "ci":
         return [
             Cell("delay", "own rounds, tcp", 0.1, 60),
             Cell("loss", "own rounds, quic", 0.2, 60),
             Cell("outage", "own rounds, tcp", 10, 0),
         ]
-    delays = [Cell("delay", s, x, 240 if x < 5 else 600) for x in (0.1, 1.0, 2.0, 5.0, 10.0) for s in SYSTEMS]
-    losses = [Cell("loss", s, x, 240) for x in (0.0, 0.2, 0.5, 0.7, 0.8) for s in SYSTEMS]
-    dropouts = [Cell("dropout", s, x, 300) for x in (0.0, 0.5, 0.9) for s in FEWER]
-    outages = [Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in (*AWAY, *AWAY_APPS)]
-    outages += [Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in AWAY]
-    return [*delays, *losses, *dropouts, *outages]
+    few = scale == "reduced"
+    systems, away, limit = (FEW, AWAY[:3], 420) if few else (SYSTEMS, (*AWAY, *AWAY_APPS), 240)
+    delays = (0.1, 1.0, 5.0) if few else (0.1, 1.0, 2.0, 5.0, 10.0)
+    losses = (0.0, 0.2, 0.5) if few else (0.0, 0.2, 0.5, 0.7, 0.8)
+    dropouts = (0.0, 0.9) if few else (0.0, 0.5, 0.9)
+    return [
+        *(Cell("delay", s, x, max(limit, 600 if x > 2 and not few else 0)) for x in delays for s in systems),
+        *(Cell("loss", s, x, limit) for x in losses for s in systems),
+        *(Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in away),
+        *(Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in away if s in AWAY),
+        *(Cell("dropout", s, x, limit) for x in dropouts for s in FEWER),
+    ]
 
 
 class Dropout:
