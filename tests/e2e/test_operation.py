@@ -141,6 +141,28 @@ def test_a_server_is_stopped_in_mid_job_and_a_new_process_resumes(start: Start, 
     assert last_states(record) == {"anna": "whole", "berta": "whole"}
 
 
+def test_a_server_is_upgraded_in_mid_job_and_keeps_its_clients(start: Start, folder: Path, tmp_path: Path) -> None:
+    """SIGTERM, as of a service manager, ends the server; its clients wait for the one that resumes the job."""
+    (port,) = free_ports(1)
+    url = f"tcp://{HOST}:{port}"
+    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
+    listen = ("--listen", url, "--pki", str(folder))
+    server = start("server", "plan.toml", *listen)
+    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
+    server.until("round 3/")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 143
+    (run,) = (tmp_path / "runs").iterdir()
+    done = Record(run).checkpoint_round or 0
+    assert Record(run).manifest["status"] == "interrupted"
+    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done + 3), "--json", *listen)
+    code, out, err = again.end()
+    assert code == 0, err
+    assert [one["round"] for one in json.loads(out)["rounds"]] == list(range(1, done + 4))
+    assert last_states(Record(run)) == {"anna": "whole", "berta": "whole"}
+    assert [one.end()[0] for one in clients] == [0, 0]
+
+
 def test_a_server_killed_after_its_last_round_tells_its_clients_and_ends(
     start: Start, folder: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core, algorithms, apps, machine, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from thalweg.job.common.session import Session
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
+
+
+# Servers that a signal has interrupted and that are not closed. A server that nothing refers to would close itself.
+_LEFT: Final[list[Serving]] = []
 
 
 @dataclass(frozen=True)
@@ -362,31 +366,51 @@ def hosting(
             raise
         host = Host(plan, server, party, record, progress, bound, first, session, step=step)
         try:
-            with tracking(plan.record.track, record, progress.note):
-                try:
-                    with exposing(
-                        plan.record.metrics,
-                        progress.note,
-                        clients=host.connected,
-                        nodes=host.worker_counters,
-                        pki=plan.security.pki,
-                    ) as count:
-                        record.watch(lambda entry: count(Counted.of_entry(entry)))
-                        yield host
-                except BaseException as error:
-                    server.close("the job failed" if isinstance(error, Exception) else "the job was interrupted")
-                    raise
-                # Clients learn it at once: at the end of this block trackers may need time to write what waits.
-                server.close("the job is done")
+            with (
+                tracking(plan.record.track, record, progress.note),
+                _goodbye(server, command),  # before the end of `tracking`, at which trackers may need time
+                exposing(
+                    plan.record.metrics,
+                    progress.note,
+                    clients=host.connected,
+                    nodes=host.worker_counters,
+                    pki=plan.security.pki,
+                ) as count,
+            ):
+                record.watch(lambda entry: count(Counted.of_entry(entry)))
+                yield host
         except BaseException as error:
             end_badly(record, progress.note, error, command)
             raise
         for note in record.end_checkpoints():
             progress.note(note)
         record.finish("complete")
+    except Exception:
+        server.close("the server ends")
+        raise
     finally:
         progress.close()
-        server.close("the server ends")
+
+
+@contextmanager
+def _goodbye(server: Serving, command: str) -> Iterator[None]:
+    """Close the server when the block ends, and tell its clients why.
+
+    If a signal interrupts another command than ``thalweg run``, the server is not closed, and ends with this process.
+    Its clients are on other machines: they try to come back, and meet the server that resumes the job.
+    """
+    try:
+        yield
+    except Exception:
+        server.close("the job failed")
+        raise
+    except BaseException:
+        if command == RUN:
+            server.close("the job was interrupted")
+        else:
+            _LEFT.append(server)
+        raise
+    server.close("the job is done")
 
 
 def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) -> tuple[RunRecord, int]:
