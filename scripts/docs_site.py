@@ -35,6 +35,12 @@ LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 IMAGES: Final = (".png", ".svg")
 # Larger files get no page.
 LARGEST: Final = 200_000
+# The site's own style: the button that copies a block of a console leaves out prompts, and what the commands print.
+STYLE: Final = "style.css"
+RULES: Final = """\
+.highlight code[data-md-copying] :is(.gp, .go) { display: none; }
+.highlight .gp { user-select: none; }
+"""
 # Part of the navigation -> the folder of docs with its pages.
 PARTS: Final = {
     "Tutorial": "tutorial",
@@ -158,6 +164,7 @@ def prepare(folder: Path) -> list[str]:
         text, linked = page(path)
         target.write_text(text)
         waiting += linked
+    (folder / STYLE).write_text(RULES)
     return sorted(shown)
 
 
@@ -209,6 +216,7 @@ def configuration(folder: Path) -> Mapping[str, object]:
                 {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "blue grey"},
             ],
         },
+        "extra_css": [STYLE],
         "plugins": ["search"],
         "markdown_extensions": [
             "tables",

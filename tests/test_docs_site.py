@@ -58,6 +58,15 @@ def test_a_list_after_a_paragraph_is_a_list(docs_site: Any) -> None:
     assert made == "Two:\n\n- one\n  more\n- two\n\n1. a\n2. b\n"
 
 
+def test_a_copied_command_has_no_prompt(docs_site: Any, tmp_path: Path) -> None:
+    docs_site.prepare(tmp_path)
+    settings = docs_site.configuration(tmp_path)
+    (style,) = settings["extra_css"]
+    rules = (tmp_path / style).read_text()
+    # The theme sets this attribute while it copies; gp and go are Pygments' classes of prompts and output.
+    assert "code[data-md-copying] :is(.gp, .go) { display: none; }" in rules
+
+
 def test_all_documents_are_pages_and_in_the_navigation(docs_site: Any, tmp_path: Path) -> None:
     shown = docs_site.prepare(tmp_path)
     documents = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
