@@ -50,7 +50,8 @@ class _Meetings(Protocol):
     def stepped(self, steps: int, metrics: Mapping[str, Any]) -> Sequence[ClientRound]:
         """Do what is due after this many steps; return the exchanges that have ended."""
 
-    def close(self, reason: str) -> None: ...
+    def close(self, reason: str, *, wait: bool = True) -> None:
+        """Leave. With ``wait`` an exchange that others wait for goes on to its end."""
 
 
 class Peer:
@@ -126,7 +127,7 @@ class Peer:
     def close(self, reason: str = "the peer ends") -> None:
         """Leave the job for good, and tell the others the ``reason``. They go on. Idempotent.
 
-        An exchange that runs is waited for. A server is told at once.
+        Without a server an exchange that runs goes on to its end first, since neighbours wait for it.
         """
         self._hook.remove()
         self._meetings.close(reason)
@@ -137,8 +138,12 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self.close()
+            return
         with leaving(error):
-            self.close("the peer ends" if error is None else f"{type(error).__name__}: {error}")
+            self._hook.remove()
+            self._meetings.close(f"{type(error).__name__}: {error}", wait=False)
 
 
 class _WholeModel:
@@ -186,7 +191,8 @@ class _WholeModel:
             _log.warning("round %d: %s", self.number, error)
             return "rejected"
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, wait: bool = True) -> None:
+        del wait  # no exchange runs between two steps
         self.over = True
         self._core.close(reason)
 
@@ -258,8 +264,8 @@ class _Streaming:
 
     def _finish(self, running: Running) -> ClientRound:
         """Wait for the end of an exchange, and give the model its result."""
-        done = running.result()
         self._running = None
+        done = running.result()
         mean = self._mean(done)
         if mean is not None:
             self._bound.collect("the steps")
@@ -267,9 +273,9 @@ class _Streaming:
             self._bound.restore("the exchange")
         return {"round": done.number, "samples": 1.0, "status": done.status}
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, wait: bool = True) -> None:
         running, self._running = self._running, None
-        if running is not None and isinstance(self.exchange, NeighbourMean) and not self.exchange.over:
+        if wait and running is not None and isinstance(self.exchange, NeighbourMean) and not self.exchange.over:
             running.result()  # neighbours wait for these values
         self.exchange.close(reason)
 
@@ -456,5 +462,5 @@ def _joined(model: torch.nn.Module, inner: torch.optim.Optimizer, meetings: _Mee
     try:
         return Peer(model, inner, meetings, every, rest)
     except BaseException:
-        meetings.close("the peer cannot begin")
+        meetings.close("the peer cannot begin", wait=False)
         raise
