@@ -7,6 +7,7 @@ since it makes network namespaces and control groups.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from thalweg.ui import units
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
+    # A terminated run takes its parties, networks and control groups down too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.list:
         for name, system in SYSTEMS.items():
             why = system.unusable or (environments.missing(system.environment) if system.environment else None)

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 #: Where the controllers are mounted: version 1 has a folder for each, version 2 one for all.
 ROOT: Final = Path("/sys/fs/cgroup")
-END: Final = 5.0
+END: Final = 20.0
+_NUMBERS: Final = count()
 
 
 class Group:
@@ -20,7 +22,8 @@ class Group:
     def __init__(self, name: str) -> None:
         old = (ROOT / "memory").is_dir()
         self._old = old
-        label = f"benches-{os.getpid()}-{name}"
+        # A number of its own, as the kernel may keep the folder of an ended group for a while.
+        label = f"benches-{os.getpid()}-{next(_NUMBERS)}-{name}"
         self._cpu, self._memory = (ROOT / "cpuacct" / label, ROOT / "memory" / label) if old else (ROOT / label,) * 2
         self.peak = 0
         for folder in {self._cpu, self._memory}:
@@ -58,8 +61,11 @@ class Group:
             self.kill()
             time.sleep(0.02)
         for folder in {self._cpu, self._memory}:
-            with suppress(OSError):
-                folder.rmdir()
+            while folder.exists() and time.monotonic() < until:
+                # It fails until the kernel has ended the last process.
+                with suppress(OSError):
+                    folder.rmdir()
+                time.sleep(0.02)
 
     def _members(self) -> list[int]:
         with suppress(OSError):

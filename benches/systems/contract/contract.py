@@ -68,16 +68,22 @@ class Job:
                 if number == last:
                     wait_for(self.folder / word)
 
+    def meet(self, number: int) -> None:
+        """Wait until all parties are about to begin a round. It uses files, so nothing crosses the network."""
+        (self.folder / f"{self.index}.meets-{number}").touch()
+        for index in range(self.parties):
+            wait_for(self.folder / f"{index}.meets-{number}", 0.001)
+
 
 def train(array: np.ndarray, index: int) -> None:
     """Do the work of a client: add its index to each value, in place."""
     array += np.float32(index)
 
 
-def wait_for(path: Path) -> None:
-    """Wait until a file exists."""
+def wait_for(path: Path, pause: float = 0.005) -> None:
+    """Wait until a file exists, and look for it every ``pause`` seconds."""
     while not path.exists():
-        time.sleep(0.005)
+        time.sleep(pause)
 
 
 def job() -> Job:
