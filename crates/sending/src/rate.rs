@@ -42,6 +42,9 @@ const CHECKED: u64 = 2;
 const SLOW: u8 = 3;
 /// This many packets may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
+/// On a path that loses more than [`HALF`], this many packets may always be in flight: the initial window of TCP
+/// (RFC 6928). Of four packets one would arrive in a round trip, and its ACK might be lost.
+const LOSSY_FLOOR: u64 = 10;
 /// To make up for loss, the sender raises its rate by the recent loss rate while no queue builds up.
 /// Otherwise the loss would slow it down. This is the maximum of that loss rate, unless the caller [sets
 /// another](Rate::making_up). It is also the maximum loss that a sender can cause in this way, in queues too
@@ -247,7 +250,7 @@ impl Rate {
     /// From now on, packets may have up to `longest` bytes.
     pub fn carry(&mut self, longest: u64) {
         self.full = self.full.max(longest);
-        self.window = self.window.max(FLOOR * self.full);
+        self.window = self.window.max(self.floor());
     }
 
     /// Bytes of the longest packet.
@@ -287,6 +290,11 @@ impl Rate {
             Mode::Looking(_) | Mode::Checking(_) => 1.0,
         };
         Some((gain * rate / (1.0 - self.made_up())).max(self.full as f64))
+    }
+
+    /// Bytes that may always be in flight.
+    fn floor(&self) -> u64 {
+        self.full * if self.path_loss > HALF { LOSSY_FLOOR } else { FLOOR }
     }
 
     /// The fraction of the sent bytes that makes up for loss.
@@ -580,7 +588,7 @@ impl Rate {
     }
 
     fn resize(&mut self, acknowledged: u64) {
-        let floor = FLOOR * self.full;
+        let floor = self.floor();
         let follows = match self.mode {
             Mode::Starting => {
                 // Twice the BDP doubles the rate each round trip. It overshoots by a queue of at most one

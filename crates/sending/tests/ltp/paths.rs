@@ -61,6 +61,8 @@ fn paths() -> Vec<Path> {
         path("20 %", [20, 200, 4], same, loss(0.2)),
         path("40 %", [20, 400, 4], same, loss(0.4)),
         path("70 %", [20, 400, 4], same, loss(0.7)),
+        path("50 % both ways", [20, 40, 1], loss(0.5), same),
+        path("70 % both ways", [20, 40, 1], loss(0.7), same),
         Path { first: path("", [20, 400, 4], same, same).there, ..later },
         path("10 %", [50, 40, 8], same, loss(0.1)),
         path("1 % overtake", [100, 40, 8], overtaking, same),
