@@ -30,11 +30,15 @@ class Line:
     version: str
     debug: bool
     outcome: Outcome
+    #: How far the parties stood back behind other programs (nice(2)), and the congestion control of their hosts.
+    nice: int = 0
+    congestion: str | None = None
 
     @property
     def busy(self) -> bool:
         """Whether other programs were at work: on a quiet machine the load average is under half of the cores."""
-        return self.load > self.machine["cores"] / 2
+        cores: int = self.machine["cores"]
+        return self.load > cores / 2 or self.nice > 0
 
 
 def line_of(text: str) -> Line:

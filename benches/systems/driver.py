@@ -12,6 +12,7 @@ from benches.systems import environments
 from benches.systems.cell import Cell, Outcome, limit, measured
 from benches.systems.dataset import Line, append, now, read
 from benches.systems.events import with_event
+from benches.systems.paths import PATHS, SYSCTLS
 from benches.systems.registry import SYSTEMS, System
 from thalweg import _core, machine, wire
 
@@ -76,4 +77,16 @@ def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     text = f"{Spread.of(outcome.seconds).text(1, 3)} s" if outcome.seconds else ""
     note(f"turn {turn}: {cell.key}: {text} {outcome.failure or ''} {outcome.event or ''}")
     version, debug = version_of(system)
-    return Line(cell, turn, began, load, dict(here), version, debug, outcome)
+    # Somebody else may have lowered the priority meanwhile, so it is read after the run.
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    return Line(cell, turn, began, load, dict(here), version, debug, outcome, nice, congestion(cell))
+
+
+def congestion(cell: Cell) -> str:
+    """Return TCP's congestion control: what paths.py asks for on emulated paths, on loopback the machine's default.
+
+    The lab sets it on routes where the machine lets no namespace choose it, and loopback has no such route.
+    """
+    if PATHS[cell.path].emulated:
+        return SYSCTLS["net.ipv4.tcp_congestion_control"]
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()

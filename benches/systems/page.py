@@ -218,6 +218,9 @@ def conditions(path: Path = FILE) -> str:
     )  # fmt: skip
     loads = [line.load for line in lines]
     busy = sum(line.busy for line in lines)
+    nice = sum(line.nice > 0 for line in lines)
+    kinds = {(PATHS[line.cell.path].emulated, line.congestion or "not noted") for line in lines}
+    control = ", ".join(f"{name} on {'emulated paths' if emulated else 'loopback'}" for emulated, name in sorted(kinds))
     debug = sum(line.debug for line in lines)
     versions = dict.fromkeys(line.version for line in lines)
     when = f"from {min(line.time for line in lines)} to {max(line.time for line in lines)} UTC"
@@ -229,7 +232,9 @@ def conditions(path: Path = FILE) -> str:
         f"{len(lines)} runs, {when}.",
         f"Machine: {'; '.join(machines)}.",
         load,
-        f"Runs of thalweg in a build for debugging: {debug}.",
+        f"Runs with a lowered priority: {nice}; these take far longer, and some of them tell nothing.",
+        f"TCP's congestion control: {control}.",
+        f"Runs of thalweg in a build for debugging: {debug}. A release is faster.",
         f"Versions: {', '.join(versions)}.",
     ]  # fmt: skip
     return "\n".join(f"- {line}" for line in found)
