@@ -36,9 +36,10 @@ const fn trips(count: u32) -> Duration {
 }
 
 /// How long a peer may give no sign before it counts as gone: `floor`, or more on a path with a long
-/// `round_trip`.
+/// `round_trip`. A round trip counts as [`LONGEST_ROUND_TRIP`] at most: it is one sample, which a peer can make
+/// longer by answering late.
 pub fn silence(floor: Duration, round_trip: Duration) -> Duration {
-    floor.max(round_trip.saturating_mul(SILENT))
+    floor.max(round_trip.min(LONGEST_ROUND_TRIP) * SILENT)
 }
 
 /// Maximum time of one attempt to connect by an end that gives up after `timeout` anyway. It leaves a part of
@@ -57,7 +58,12 @@ mod tests {
         for (micros, seconds) in [(0, 10), (10, 10), (2_500_000, 10), (10_000_000, 40), (20_000_000, 80)] {
             assert_eq!(silence(floor, Duration::from_micros(micros)), Duration::from_secs(seconds));
         }
-        assert_eq!(silence(floor, Duration::MAX), Duration::MAX);
+        assert_eq!(
+            silence(floor, Duration::MAX),
+            Duration::from_secs(80),
+            "a peer that answers late stretches it"
+        );
+        assert_eq!(silence(Duration::MAX, floor), Duration::MAX);
     }
 
     #[test]
