@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Buffer:
     count: int = 0
     _sums: dict[str, Values] = field(default_factory=dict)
 
-    def add(self, update: Mapping[str, Any], staleness: int) -> float:
+    def add(self, update: Mapping[str, Values], staleness: int) -> float:
         """Add an update, the model after training minus the model before it; return its weight."""
         weight = staleness_weight(staleness, self.exponent)
         for name in self.names:

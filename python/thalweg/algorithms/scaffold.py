@@ -8,7 +8,8 @@ is then c plus the mean change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from math import inf
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from thalweg.algorithms import fedavgm
 from thalweg.algorithms.algorithm import SERVED, Algorithm
 from thalweg.algorithms.server_step import MakeRule, Rule, ServerStep, Values
 from thalweg.algorithms.settings import Settings, of
+from thalweg.errors import MetricsError
 from thalweg.outcome.core import Participant
 from thalweg.tensors.arena import Arena
 
@@ -85,9 +87,17 @@ class Control:
         pairs = zip(self._names, self._own, strict=True)
         return {name: np.asarray(self._arena[CONTROL + name] - own) for name, own in pairs}
 
-    def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Put the change of c_i beside the trained model: c_i <- c_i - c + (x - y) / (steps times learning rate)."""
-        span = float(metrics[SPAN])
+    def finish(self, metrics: Mapping[str, object]) -> None:
+        """Put the change of c_i beside the trained model: c_i <- c_i - c + (x - y) / (steps times learning rate).
+
+        Raises MetricsError if the training does not say how many steps it took.
+        """
+        span = metrics.get(SPAN)
+        if not isinstance(span, (int, float)) or not 0 < span < inf:
+            raise MetricsError(
+                f"train() returned {SPAN} = {span!r}, and scaffold divides by it",
+                "Return the number of local steps times the learning rate",
+            )
         for name, own, start in zip(self._names, self._own, self._start, strict=True):
             received = self._arena[CONTROL + name]
             change = (start - self._arena[name]) / span - received
