@@ -1,0 +1,184 @@
+"""What DiLoCo costs in loss: four peers beside data-parallel training, at equal steps, without a network.
+
+python -m benches.diloco.learning data-parallel|diloco OUT [--steps N] [--every H] [--fragments P] [--overlap O] ...
+
+Data-parallel training is one model whose batch is that of all peers, which is the same as averaging gradients in each
+step. DiLoCo's peers are models of this process, and their fragments and outer steps are those of ``thalweg.diloco``;
+the mean is taken here, of values that are rounded to float16 with ``--f16``. With ``--alike`` all peers begin with so
+many steps on the same batches: their models are then equal, so nothing is exchanged, and one of them is trained here.
+So the result follows from the seed, and not from how fast this machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benches.diloco.model import Batches, Windows, loss_of, rate, small_gpt
+from thalweg.algorithms.diloco import Fragments, OuterSteps
+from thalweg.algorithms.server_step import Values
+from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
+from thalweg.data import load_any
+from thalweg.data.text import Text
+from thalweg.peers import KEEP
+from thalweg.tensors.binding import bind
+
+PEERS, BATCH, TESTED = 4, 8, 400
+# Steps between two evaluations.
+SHOWN = 50
+
+
+class Trained:
+    """A model, its AdamW, and the fragments by which it meets others."""
+
+    def __init__(self, windows: Windows, peer: int, batch: int, fragments: int, outer: MakeOptimizer) -> None:
+        self.bound = bind(small_gpt())
+        self.model: torch.nn.Module = self.bound.model
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+        self.batches = [Batches(windows, one, BATCH) for one in range(peer, peer + batch // BATCH)]
+        self.begin_exchanges(fragments, outer)
+
+    def begin_exchanges(self, fragments: int, outer: MakeOptimizer) -> None:
+        """Take the present values as those of the last outer step."""
+        self.steps = OuterSteps(
+            Fragments(self.bound.arena, self.bound.trained, fragments), lambda values: TorchRule(values, outer)
+        )
+
+    def follow(self, other: Trained) -> None:
+        """Take the model and the optimizer's state of a peer that has trained on the same batches."""
+        self.model.load_state_dict(other.model.state_dict())
+        self.inner.load_state_dict(copy.deepcopy(other.inner.state_dict()))
+
+    def step(self, number: int, steps: int) -> float:
+        for group in self.inner.param_groups:
+            group["lr"] = rate(number, steps)
+        loss = loss_of(self.model, torch.cat([next(one) for one in self.batches]))
+        self.inner.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.inner.step()
+        return loss.item()
+
+
+def mean_model(peers: list[Trained], tests: torch.Tensor) -> float:
+    """Return the loss of the mean of the peers' models, which is the result of a job."""
+    mean = small_gpt()
+    with torch.no_grad():
+        for values, *others in zip(mean.parameters(), *(one.model.parameters() for one in peers), strict=True):
+            values.copy_(torch.stack(list(others)).mean(dim=0))
+        return loss_of(mean, tests).item()
+
+
+def exchanged(peers: list[Trained], fragment: int, *, rounded: bool) -> Values:
+    """Return the mean of a fragment as peers send it."""
+    places = np.zeros((len(peers), peers[0].steps.fragments.length), np.float32)
+    for peer, place in zip(peers, places, strict=True):
+        peer.steps.fill(fragment, place)
+    sent = places.astype(np.float16).astype(np.float32) if rounded else places
+    return np.asarray(sent.mean(axis=0))
+
+
+def take(peers: list[Trained], fragment: int, place: Values, *, keep: float) -> None:
+    """Give all peers the result of an exchange."""
+    for peer in peers:
+        mean = peer.steps.mean_of(fragment, place)
+        if mean is not None:
+            peer.steps.step(fragment, mean, keep)
+
+
+class Training:
+    """The peers, and what is under way between them."""
+
+    def __init__(self, chosen: argparse.Namespace, windows: Windows) -> None:
+        self.chosen, self._exchanges = chosen, chosen.way == "diloco"
+        self._pending: tuple[int, int, Values] | None = None
+        self._number = 0
+        parts = chosen.fragments if self._exchanges else 1
+        batch, count = (BATCH, PEERS) if self._exchanges else (PEERS * BATCH, 1)
+        self.peers = [Trained(windows, one, batch, parts, self.outer) for one in range(count)]
+
+    def outer(self, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        momentum = self.chosen.momentum
+        return torch.optim.SGD(tensors, lr=self.chosen.rate, momentum=momentum, nesterov=momentum > 0)
+
+    def step(self, step: int) -> list[float]:
+        """Take a step, and what is due after it; return the training loss of each peer that took it."""
+        chosen = self.chosen
+        if step <= chosen.alike:
+            losses = [self.peers[0].step(step - 1, chosen.steps)]
+            if step == chosen.alike:
+                self._part()
+            return losses
+        losses = [peer.step(step - 1, chosen.steps) for peer in self.peers]
+        if self._exchanges:
+            self._exchange(step)
+        return losses
+
+    def _part(self) -> None:
+        """From now on each peer trains on its own batches."""
+        for peer in self.peers[1:]:
+            peer.follow(self.peers[0])
+        for peer in self.peers:
+            peer.begin_exchanges(self.chosen.fragments, self.outer)
+
+    def _exchange(self, step: int) -> None:
+        chosen = self.chosen
+        if self._pending is not None and step - self._pending[0] >= chosen.overlap:
+            take(self.peers, self._pending[1], self._pending[2], keep=KEEP)
+            self._pending = None
+        if step % (chosen.every // chosen.fragments) == 0:
+            fragment, self._number = self._number % chosen.fragments, self._number + 1
+            place = exchanged(self.peers, fragment, rounded=chosen.f16)
+            if chosen.overlap:
+                self._pending = (step, fragment, place)
+            else:
+                take(self.peers, fragment, place, keep=0.0)
+
+
+def main() -> int:
+    """Train in one way; write the loss after each ``SHOWN`` steps."""
+    chosen = arguments()
+    torch.set_num_threads(1)
+    text, tests = load_any("english", root=None)
+    if not isinstance(text, Text) or not isinstance(tests, Text):
+        raise TypeError("the data is no text")
+    held_out = torch.from_numpy(np.asarray(tests.tokens[:TESTED], np.int64))
+    training = Training(chosen, np.asarray(text.tokens, np.uint8))
+    entries: list[dict[str, float]] = []
+    began = time.perf_counter()
+    for step in range(1, chosen.steps + 1):
+        losses = training.step(step)
+        if step % SHOWN == 0 or step == chosen.steps:
+            loss = mean_model(training.peers[: len(losses)], held_out)
+            entries.append({"step": step, "train": sum(losses) / len(losses), "loss": loss})
+            sys.stdout.write(f"{json.dumps(entries[-1])} {time.perf_counter() - began:.0f} s\n")
+            sys.stdout.flush()
+            settings = {"peers": PEERS, "batch": BATCH, **{key: str(value) for key, value in vars(chosen).items()}}
+            chosen.out.write_text(json.dumps({"settings": settings, "entries": entries}, indent=1) + "\n")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=["data-parallel", "diloco"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--fragments", type=int, default=4)
+    parser.add_argument("--overlap", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=0.7, help="the outer learning rate")
+    parser.add_argument("--momentum", type=float, default=0.9, help="the outer momentum, Nesterov's")
+    parser.add_argument("--alike", type=int, default=0, help="first steps, on the same batches at all peers")
+    parser.add_argument("--f16", action="store_true", help="round what is sent to float16")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
