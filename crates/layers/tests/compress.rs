@@ -63,7 +63,7 @@ async fn values_come_as_every_receiver_gets_them_in_fewer_bytes() {
         let layout = weights(100_000);
         let arena = model(&layout);
         let update = outgoing(&arena, update_id(1), 64 << 10).of(layout.clone());
-        let transport = Compress { format }.wrap(Arc::new(Memory));
+        let transport = Compress::from(format).wrap(Arc::new(Memory));
         let (recorder, report) =
             sent(&*transport, &format!("{format:?}").to_lowercase(), &update, layout.bytes()).await;
         let mut expected = arena.lend(arena.range()).unwrap().to_vec();
@@ -80,7 +80,7 @@ async fn a_chunk_that_is_lost_spoils_no_other() {
     let layout = weights(100_000);
     let arena = model(&layout);
     let update = outgoing(&arena, update_id(1), 8 << 10).of(layout.clone());
-    let compress = Compress { format: Format::Int8 };
+    let compress = Compress::from(Format::Int8);
     let lossy = Fault { loss: 0.3, seed: 5, ..Fault::default() };
     let transport = Layer::wrap(&compress, Layer::wrap(&lossy, Arc::new(Memory)));
     let (recorder, _) = sent(&*transport, "lossy", &update, layout.bytes()).await;
@@ -97,7 +97,7 @@ async fn a_chunk_that_is_lost_spoils_no_other() {
 
 #[tokio::test]
 async fn ends_that_do_not_agree_are_told_how() {
-    let (half, byte) = (Compress { format: Format::F16 }, Compress { format: Format::Int8 });
+    let (half, byte) = (Compress::from(Format::F16), Compress::from(Format::Int8));
     let (inner, plain): (Arc<dyn Transport>, Arc<dyn Transport>) = (Arc::new(Memory), Arc::new(Memory));
     let (listening, connecting) = (half.wrap(inner.clone()), byte.wrap(inner));
     let [_, server] = between(&*listening, &*connecting, "differ").await;
@@ -161,7 +161,7 @@ impl LinkLayer for ShortLink {
 #[tokio::test]
 async fn datagrams_hold_more_and_what_stays_as_it_is_takes_more_of_them() {
     for (format, holds) in [(Format::F16, 2048), (Format::Int8, 5120)] {
-        let compress = Compress { format };
+        let compress = Compress::from(format);
         let transport = Layer::wrap(&compress, Layer::wrap(&Short, Arc::new(Memory)));
         assert_eq!(transport.capabilities().preferred_chunk, holds);
         let layout = weights(50_000);

@@ -57,7 +57,7 @@ async fn room_of(transport: Arc<dyn Transport>, name: &str) -> u32 {
 async fn a_layer_leaves_room_for_what_it_adds() {
     let slow = Throttle::new(Rate::parse("1gbit").unwrap());
     assert_eq!(room_of(slow.wrap(Arc::new(Narrow)), "slow").await, ROOM, "it adds nothing");
-    let compress = Compress { format: Format::F16 };
+    let compress = Compress::from(Format::F16);
     let left = compress.capabilities(Capabilities { max_chunk: ROOM, ..Memory.capabilities() }).max_chunk;
     assert_ne!(left, ROOM);
     assert_eq!(room_of(compress.wrap(slow.wrap(Arc::new(Narrow))), "both").await, left);

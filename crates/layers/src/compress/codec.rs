@@ -9,6 +9,7 @@
 //! | 1 | the bytes as they are: no float32, not all of them finite, or some from 2^126 on |
 //! | 2 | exponent `e` (i8), values / 2^e as float16 |
 //! | 3 | exponent `e` (i8), values / 2^e as int8 |
+//! | 4 to 7 | see [`super::scheme`] |
 //!
 //! `e` is the least exponent with which the largest value fits. It is a power of two, so scaling by it is
 //! exact. So values that were rounded once do not change again, however later chunks cut the block.
@@ -18,20 +19,22 @@
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
+use super::scheme;
+
 /// Bytes of an update that share an exponent.
 pub(super) const BLOCK: u64 = 1024;
 /// Bytes of a float32.
-const VALUE: usize = 4;
+pub(super) const VALUE: usize = 4;
 /// Bytes before the pieces of a chunk: the length of the plain chunk, and a checksum.
 pub(super) const PREFACE: usize = 8;
-const ZEROS: u8 = 0;
-const RAW: u8 = 1;
-const F16: u8 = 2;
+pub(super) const ZEROS: u8 = 0;
+pub(super) const RAW: u8 = 1;
+pub(super) const F16: u8 = 2;
 const INT8: u8 = 3;
 /// The least exponent. Its power of two and the reciprocal of that are both normal float32 values.
-const LEAST: i32 = -126;
+pub(super) const LEAST: i32 = -126;
 /// Values from 2^126 on might be rounded to infinity.
-const LARGEST: f32 = 8.507_059e37;
+pub(super) const LARGEST: f32 = 8.507_059e37;
 
 /// The format that float32 values are sent in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +57,7 @@ impl Format {
     }
 
     /// The exponent of a piece. `largest` is its largest magnitude, finite and not 0.
-    fn exponent(self, largest: f32) -> i32 {
+    pub(super) fn exponent(self, largest: f32) -> i32 {
         let power = (largest.to_bits() >> 23) as i32 - 127;
         let (least, fits): (i32, fn(f32) -> bool) = match self {
             Format::F16 => (power - 14, |scaled| half(scaled) < TOP),
@@ -151,7 +154,7 @@ fn written(length: usize, rest: &[u8]) -> Option<usize> {
         RAW => return Some(1 + length),
         F16 => Format::F16.bytes(),
         INT8 => Format::Int8.bytes(),
-        _ => return None,
+        _ => return scheme::written(head, length, rest),
     };
     let known = i32::from(*rest.first()? as i8) >= LEAST && length.is_multiple_of(VALUE);
     known.then_some(2 + length / VALUE * width)
@@ -174,7 +177,8 @@ fn read(written: &[u8], out: &mut [u8]) {
     match head {
         ZEROS => return out.fill(0),
         RAW => return out.copy_from_slice(rest),
-        _ => {}
+        F16 | INT8 => {}
+        _ => return scheme::read(head, rest, out),
     }
     let Some((&exponent, packed)) = rest.split_first() else { return };
     let factor = two_to(i32::from(exponent as i8));
@@ -202,7 +206,7 @@ fn largest(bytes: &[u8]) -> Option<f32> {
 }
 
 /// 2 to the power `power`, which is from -126 to 127.
-fn two_to(power: i32) -> f32 {
+pub(super) fn two_to(power: i32) -> f32 {
     f32::from_bits(((power + 127) as u32) << 23)
 }
 
@@ -213,7 +217,7 @@ const NORMAL: f32 = 6.103_515_6e-5; // 2^-14
 const STEP: f32 = 5.960_464_5e-8; // 2^-24
 
 /// The float16 nearest to a value of at most 2^15, ties to even.
-fn half(value: f32) -> u16 {
+pub(super) fn half(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16) as u16 & 0x8000;
     let magnitude = value.abs();
     if magnitude < NORMAL {
@@ -229,7 +233,7 @@ fn half(value: f32) -> u16 {
 }
 
 /// The value of a float16. No sender encodes infinity or NaN, so their codes decode to large numbers.
-fn single(code: u16) -> f32 {
+pub(super) fn single(code: u16) -> f32 {
     let (exponent, fraction) = (u32::from(code >> 10 & 0x1f), u32::from(code & 0x3ff));
     let magnitude = match exponent {
         0 => fraction as f32 * STEP,

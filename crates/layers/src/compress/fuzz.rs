@@ -3,6 +3,7 @@
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
 use super::codec::{decode, holds, pieces, Format, PREFACE};
+use super::{Compress, Scheme};
 
 /// The first eight bytes are an offset. The rest is checked as a chunk's payload: it is refused, or has a
 /// bounded length and is decoded to its end. Then the rest is checked as an update: values that were rounded
@@ -16,23 +17,42 @@ pub fn compressed(bytes: &[u8]) {
         assert!(length <= MAX_CHUNK);
         decode(u64::from_le_bytes(*offset), payload, &mut vec![0; length as usize]);
     }
-    for format in [Format::F16, Format::Int8] {
-        round_trip(format, &payload[..payload.len() / 4 * 4]);
+    for way in ways() {
+        round_trip(way, &payload[..payload.len() / 4 * 4]);
     }
 }
 
-fn round_trip(format: Format, values: &[u8]) {
+/// All ways to encode an update.
+fn ways() -> [Compress; 6] {
+    [
+        Format::F16.into(),
+        Format::Int8.into(),
+        Scheme::Int8.into(),
+        Scheme::Int4.into(),
+        Scheme::Int2.into(),
+        Scheme::TopK(0.1).into(),
+    ]
+}
+
+fn round(way: Compress, layout: &Layout, update: &mut [u8]) {
+    match way.scheme {
+        Some(scheme) => scheme.round(layout, update),
+        None => way.format.round(layout, update),
+    }
+}
+
+fn round_trip(way: Compress, values: &[u8]) {
     let layout = Layout::pack([("w", Dtype::F32, vec![values.len() as u64 / 4])]).expect("one tensor");
     let mut update = values.to_vec();
-    format.round(&layout, &mut update);
+    round(way, &layout, &mut update);
     let once = update.clone();
-    format.round(&layout, &mut update);
+    round(way, &layout, &mut update);
     assert_eq!(update, once, "rounded twice");
     let whole = Range::new(0, once.len() as u64);
     let mut payload = [&(once.len() as u32).to_le_bytes()[..], &[0; PREFACE - 4]].concat();
     for piece in pieces(whole) {
         let part = &once[piece.start as usize..piece.end as usize];
-        format.write(piece, part, &Ranges::new(), &mut payload);
+        way.write(piece, part, &Ranges::new(), &mut payload);
     }
     assert_eq!(holds(0, &payload), Some((once.len() as u32, 0)));
     let mut out = vec![0xaa; once.len()];
@@ -51,17 +71,20 @@ mod tests {
         update[1024..2048].fill(0);
         update[2050] = 0xff;
         update[2051] = 0x7f; // a number too large to be rounded
-        let chunk = |format: Format, from: usize, to: usize| {
+        let chunk = |way: Compress, from: usize, to: usize| {
+            let layout = Layout::pack([("w", Dtype::F32, vec![600])]).unwrap();
+            let mut update = update.clone();
+            round(way, &layout, &mut update);
             let mut payload = [&((to - from) as u32).to_le_bytes()[..], &[0; PREFACE - 4]].concat();
             for piece in pieces(Range::new(from as u64, to as u64)) {
                 let part = &update[piece.start as usize..piece.end as usize];
-                format.write(piece, part, &Ranges::new(), &mut payload);
+                way.write(piece, part, &Ranges::new(), &mut payload);
             }
             [&(from as u64).to_le_bytes()[..], &payload].concat()
         };
         let cuts = [(0, 2400), (512, 1536), (1022, 1030), (2048, 2400)];
-        let both = |(from, to)| [chunk(Format::F16, from, to), chunk(Format::Int8, from, to)];
-        cuts.into_iter().flat_map(both).collect()
+        let all = |(from, to)| ways().map(|way| chunk(way, from, to));
+        cuts.into_iter().flat_map(all).collect()
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! wrong too. Each chunk is decoded by itself, so a lost chunk affects no other. If the values of a chunk
 //! cannot be made smaller and it would be too long for the transport, it is sent as several chunks.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,8 +22,10 @@ use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, WireError};
 mod codec;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod scheme;
 pub use codec::Format;
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
+pub use scheme::{floats, put_back, Scheme};
 
 use crate::buffers::Buffers;
 use crate::progress::Progress;
@@ -35,18 +38,51 @@ const HELLO: &[u8] = b"thalweg compress 1 ";
 
 /// Sends the float32 values of updates in fewer bytes, in both directions. Control messages do not change.
 ///
-/// Both ends must have the same format.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Both ends must have the same format and scheme.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compress {
-    /// The format that values are sent in.
+    /// The format that values are rounded to and sent in, if there is no scheme.
     pub format: Format,
+    /// Senders have rounded their updates by this scheme, and the layer loses nothing more. What was not
+    /// rounded is sent as it is.
+    pub scheme: Option<Scheme>,
+}
+
+impl From<Format> for Compress {
+    fn from(format: Format) -> Self {
+        Self { format, scheme: None }
+    }
+}
+
+impl From<Scheme> for Compress {
+    fn from(scheme: Scheme) -> Self {
+        Self { format: Format::default(), scheme: Some(scheme) }
+    }
+}
+
+impl fmt::Display for Compress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scheme {
+            Some(scheme) => write!(f, "{scheme} with error feedback"),
+            None => write!(f, "{:?}", self.format),
+        }
+    }
 }
 
 impl Compress {
+    /// Appends the encoded piece to `out`.
+    fn write(self, piece: Range, bytes: &[u8], raw: &Ranges, out: &mut Vec<u8>) {
+        match self.scheme {
+            Some(scheme) => scheme.write(piece, bytes, raw, out),
+            None => self.format.write(piece, bytes, raw, out),
+        }
+    }
+
     /// Bytes of an update that fit `room` bytes of payload, if all values become smaller.
     fn holds(self, room: u32) -> u32 {
-        let block = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
+        let plain = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
+        let block = self.scheme.map_or(plain, Scheme::block_bytes);
         let blocks = u64::from(room).saturating_sub(PREFACE as u64) / block;
         u32::try_from(blocks * BLOCK).unwrap_or(u32::MAX).clamp(room.min(64), thalweg_wire::MAX_CHUNK)
     }
@@ -101,14 +137,14 @@ fn hello(layer: Compress) -> Result<Bytes> {
 fn agree(ours: Compress, message: &[u8]) -> Result<()> {
     let refuse = |reason: String| {
         let error = Error::new(ErrorKind::Unsupported, "compress updates", reason);
-        Err(error.hint("give both ends the same layers.compress"))
+        Err(error.hint("give both ends the same layers.compress and the same compression"))
     };
     let Some(json) = message.strip_prefix(HELLO) else {
         return refuse("the peer does not compress its updates".into());
     };
     match serde_json::from_slice::<Compress>(json) {
         Ok(theirs) if theirs == ours => Ok(()),
-        Ok(theirs) => refuse(format!("the peer sends {:?}, this end {:?}", theirs.format, ours.format)),
+        Ok(theirs) => refuse(format!("the peer sends {theirs}, this end {ours}")),
         Err(error) => refuse(format!("what the peer says: {error}")),
     }
 }
@@ -176,7 +212,7 @@ impl CompressedLink {
             for part in parts(piece, room) {
                 let at = (part.start - chunk.range().start) as usize;
                 let before = batch.bytes.len();
-                self.layer.format.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
+                self.layer.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
                 if batch.bytes.len() - start > room && part.start > begin {
                     let moved = batch.bytes.split_off(before);
                     batch.end(start, part.start - begin, wrong);
