@@ -103,6 +103,7 @@ class Server:
         stale: int | None = None,
         partial: str = "discard",
         deterministic: bool = False,
+        compression: str | None = None,
         pki: Path | str | None = None,
         tensors: str | Sequence[str] | None = None,
         evaluate: Literal["server", "clients", "both"] | None = None,
@@ -119,9 +120,10 @@ class Server:
         count. ``pki`` is a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says
         what becomes of an update of which only a part arrived: it is dropped (``discard``), or what came of it counts
         (``keep``).
-        With ``deterministic`` the mean has the same bits in any order of arrival. ``tensors`` says which tensors
-        travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says who
-        evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
+        With ``deterministic`` the mean has the same bits in any order of arrival. ``compression`` is the plan's
+        ``compression.scheme``, as ``int8`` or ``topk:0.01``, and clients must have the same. ``tensors`` says which
+        tensors travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says
+        who evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
         default the server evaluates, but clients do if trained tensors stay with them. ``record`` is a folder that gets
         the record of this job. ``resume`` is a record to continue: ``number`` is then the last round in it. ``track``
         names trackers that get each round of the record, as ``tensorboard:boards`` (docs/how-to/trackers.md). One that
@@ -144,6 +146,7 @@ class Server:
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},
             "aggregation": {key: value for key, value in aggregation.items() if value is not None},
+            "compression": {} if compression is None else {"scheme": compression},
             "security": {} if pki is None else {"pki": str(pki)},
             "app": name_of(app),
             "model": {} if (words := apps.own_tensors(app, tensors)) is None else {"tensors": words},
@@ -382,18 +385,25 @@ class Client:
         token_file: Path | str | None = None,
         timeout: float = 30.0,
         tensors: str | Sequence[str] | None = None,
+        compression: str | None = None,
+        residual: Path | str | None = None,
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
         No two clients of a job have the same ``name``. Without ``data`` the data comes from the app's ``client_data()``
         or ``train_data()``. ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors
-        travel, and must agree with the server's. Raises LinkError, PlanError, ModelError.
+        travel, and must agree with the server's. So must ``compression``. The file ``residual`` then keeps what
+        compression has left out, so that a client that starts anew goes on with it. Raises LinkError, PlanError,
+        ModelError.
         """
+        from thalweg.plan.options import compressing
         from thalweg.transports import links, pki, registry
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        options = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
+        options: dict[str, object] = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
+        options |= {"layers": compressing(compression)}
+        options |= {} if residual is None else {"residual": str(residual)}
         self.app, self.name, self.data = app, name, data
         self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))
         self.model, self.arena = self._bound.model, self._bound.arena

@@ -111,6 +111,7 @@ VALUES: Final[dict[str, Any]] = {
     "layers.fault": {"loss": 0.1},
     "layers.seal": {"cipher": "chacha20-poly1305"},
     "layers.compress": {"format": "int8"},
+    "compression.scheme": "int8",
     "hosts.server": "10.0.0.1:7070",
     "hosts.clients": {"a": "10.0.0.2", "b": "10.0.0.3"},
     "hosts.nodes": {"a": "10.0.0.1:7070", "b": "10.0.0.2:7070"},

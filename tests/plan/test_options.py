@@ -72,6 +72,13 @@ def test_compressed_updates_are_an_option_of_both_ends() -> None:
     )
     assert of_both_ends(plan) == {"compress": {"format": "int8"}}
     assert of_both_ends(Plan.loads("[layers.compress]")) == {"compress": {"format": "f16"}}
+
+
+def test_a_compression_is_an_option_of_both_ends() -> None:
+    plan = Plan.loads("[compression]\nscheme = 'topk:0.01'")
+    layers = {"compress": {"scheme": "topk:0.01"}}
+    assert server_options(plan, Trust())["layers"] == client_options(plan, Trust(), seed=4)["layers"] == layers
+    assert of_both_ends(plan) == layers
     assert plan.layers.emulation() == {}
 
 

@@ -46,14 +46,21 @@ impl Arena {
     }
 
     /// Replaces the float32 values by the values that every receiver gets if the layer `compress` sends this
-    /// model in the format `format` (f16 or int8).
-    fn compress(&self, py: Python<'_>, format: &str) -> PyResult<()> {
-        let named = serde_json::from_value::<thalweg_runtime::Format>(format.into());
-        let format = named
-            .map_err(|e| core_error(thalweg_runtime::Kind::Unsupported, "compress a model", e.to_string()))?;
+    /// model: in the format `format` (f16 or int8), or rounded by `scheme` (int8, int4, int2 or topk:F).
+    #[pyo3(signature = (format = None, *, scheme = None))]
+    fn compress(&self, py: Python<'_>, format: Option<&str>, scheme: Option<&str>) -> PyResult<()> {
+        let unknown = |why: String| core_error(thalweg_runtime::Kind::Unsupported, "compress a model", why);
+        let scheme = scheme.map(str::parse::<thalweg_runtime::Scheme>).transpose().map_err(unknown)?;
+        let named = format.map(|named| serde_json::from_value::<thalweg_runtime::Format>(named.into()));
+        let format = named.transpose().map_err(|e| unknown(e.to_string()))?;
         py.detach(|| {
             let mut claim = self.arena.claim(self.arena.range())?;
-            format.round(&self.layout, &mut claim);
+            if let Some(format) = format {
+                format.round(&self.layout, &mut claim);
+            }
+            if let Some(scheme) = scheme {
+                scheme.round(&self.layout, &mut claim);
+            }
             Ok(())
         })
         .map_err(|error: thalweg_arena::ArenaError| raise(error))

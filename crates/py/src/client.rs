@@ -94,7 +94,8 @@ impl Client {
     /// Submits the update in the arena, trained on `samples` samples. Returns `accepted`, `late` if the round
     /// was over, or `done` if the job was over. Raises `rejected` if the server refuses the update.
     fn submit(&self, py: Python<'_>, round: u32, samples: f64, metrics: String) -> PyResult<&'static str> {
-        self.with(|c| c.submit(round, samples, metrics).map_err(raise))?;
+        // Compressing the update takes a while, in which other Python threads can run.
+        self.with(|c| py.detach(|| c.submit(round, samples, metrics)).map_err(raise))?;
         loop {
             match self.event(py)? {
                 ClientEvent::Verdict { verdict: Verdict::Accepted, .. } => return Ok("accepted"),

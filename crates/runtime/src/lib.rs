@@ -41,7 +41,7 @@ pub use star::{
     SumsOfRound, Top,
 };
 pub use tasks::{Judge, NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
-pub use thalweg_layers::Format;
+pub use thalweg_layers::{Format, Scheme};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,6 @@
 //! Options of a server and a client: the JSON that Python passes.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -446,6 +447,9 @@ pub struct ClientOptions {
     pub seed: u64,
     /// Layers around the transport.
     pub layers: Layers,
+    /// The file that keeps what compression with error feedback has left out, so that a client that starts
+    /// anew goes on with it. `None`: it begins with nothing left out.
+    pub residual: Option<PathBuf>,
     /// For a client of tasks: whether it joins as a node of an aggregation tree, instead of as a member of
     /// tasks.
     pub tree: bool,
@@ -459,6 +463,7 @@ impl Default for ClientOptions {
             timeout: 30.0,
             seed: 0,
             layers: Layers::default(),
+            residual: None,
             tree: false,
         }
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, apps, machine
 from thalweg.apps.received_config import ReceivedConfig
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from thalweg.job.graph.result import GraphResult
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
+
+# The folder of a record in which clients keep what compression has left out of their updates.
+RESIDUALS: Final = "residuals"
 
 
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result | GraphResult:
@@ -150,6 +153,7 @@ def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_
         tensors=plan.model.tensors,
         shows_training=host.progress.shows_training,
         urls=host.server.addresses if isinstance(host.server, Tree) else {},
+        residuals=host.record.path / RESIDUALS if plan.compression.scheme is not None else None,
     )
 
 

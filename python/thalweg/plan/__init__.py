@@ -21,6 +21,7 @@ from thalweg.sections import (
     AggregationSection,
     AlgorithmSection,
     AppSection,
+    CompressionSection,
     DataSection,
     FaultLayer,
     HostsSection,
@@ -95,6 +96,7 @@ class Plan(Section):
     repair: Annotated[RepairSection, Core()] = Field(default_factory=RepairSection)
     security: SecuritySection = Field(default_factory=SecuritySection)
     layers: LayersSection = Field(default_factory=LayersSection)
+    compression: CompressionSection = Field(default_factory=CompressionSection)
     hosts: HostsSection = Field(default_factory=HostsSection)
     network: Annotated[
         NetworkSection | None,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Keys of [training] that also apply to the user's own app.
 OF_APPS: Final = frozenset({"threads"})
+# Policies whose stand-ins are parts of a model, not of a difference between models.
+STANDING_FOR_MODELS: Final = ("zero", "fedcomm-legacy")
 # Keys of [app] that apply to Flower apps only.
 OF_FLOWER: Final = ("fold", "processes", "memory", "largest_reply")
 
@@ -41,6 +43,7 @@ def check(plan: Plan) -> None:
     _aggregation(plan)
     _repair(plan)
     _seal(plan)
+    _compression(plan)
     _hosts(plan)
     on_graphs.check(plan)
     _network(plan)
@@ -81,10 +84,11 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
     _options(plan, name, entry.settings, can)
     baselines.check(plan)
-    if plan.layers.compress is not None and not can.symmetric:
+    compressing = "compression.scheme" if plan.compression.scheme is not None else "[layers.compress]"
+    if (plan.layers.compress is not None or plan.compression.scheme is not None) and not can.symmetric:
         raise PlanError(
             f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
-            "Remove [layers.compress], or take another transport as ltp",
+            f"Remove {compressing}, or take another transport as ltp",
         )
     if plan.network is not None and plan.network.emulator != "none" and not can.remote:
         raise PlanError(
@@ -224,6 +228,32 @@ def _training(plan: Plan) -> None:
         raise PlanError(
             "training.local_steps and training.local_epochs both say how long a client trains in a round",
             "Remove one of them",
+        )
+
+
+def _compression(plan: Plan) -> None:
+    scheme = plan.compression.scheme
+    if scheme is None:
+        return
+    if plan.layers.compress is not None:
+        raise PlanError(
+            "compression.scheme and layers.compress both say in how many bits values travel",
+            "Remove [layers.compress], which rounds models and keeps nothing of what it leaves out",
+        )
+    if plan.aggregation.stale:
+        raise PlanError(
+            f"an update that is late is a difference from an older model, and {scheme} puts it into the next update",
+            "Remove aggregation.stale or compression.scheme",
+        )
+    if plan.repair.spread:
+        raise PlanError(
+            f"repair.spread scatters neighbours, and {scheme} scales neighbours together",
+            "Remove repair.spread or compression.scheme",
+        )
+    if not plan.repair.resend and plan.repair.policy in STANDING_FOR_MODELS:
+        raise PlanError(
+            f"repair.policy = {plan.repair.policy!r} stands in for a model, and compressed updates are differences",
+            "Take another repair.policy, as renormalise, or remove compression.scheme",
         )
 
 

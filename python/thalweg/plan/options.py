@@ -73,6 +73,7 @@ class CoreOptions(TypedDict, total=False):
     transport: Mapping[str, object]
     layers: Mapping[str, object]
     repair: Table
+    residual: str
     issuer: str
     token: str | None
     own_token: str
@@ -167,10 +168,16 @@ def node_options(
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
+def compressing(scheme: str | None) -> dict[str, Table]:
+    """Return the option of the layers with which both ends of a link compress updates by a scheme."""
+    return {} if scheme is None else {"compress": {"scheme": scheme}}
+
+
 def of_both_ends(plan: Plan) -> dict[str, Table]:
     """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
     layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
-    return {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
+    chosen: dict[str, Table] = {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
+    return chosen | compressing(plan.compression.scheme)
 
 
 def mixing_of(plan: Plan) -> str:
@@ -186,16 +193,18 @@ def _options(
     """Return the options of one end from the keys that have a value, and from ``trust``."""
     transport: dict[str, object] = {}
     layers: dict[str, object] = {} if emulate is None else {"emulate": dict(emulate)}
-    options: dict[str, object] = {"transport": transport, "layers": layers}
-    sections = {"": options, "transport": transport, "layers": layers}
+    options: dict[str, Any] = {"transport": transport, "layers": layers}
     for key in keys(type(plan)):
         core = key.core
         if core is None or (client and not core.client):
             continue
         value = _value(plan, key.path)
         if value is not None:
-            section, _, name = (core.path or key.name).rpartition(".")
-            sections[section][name] = value if core.write is None else core.write(value)
+            *path, name = (core.path or key.name).split(".")
+            section: dict[str, Any] = options
+            for part in path:
+                section = section.setdefault(part, {})
+            section[name] = value if core.write is None else core.write(value)
     named = plan.security.login_file
     broker_login = trust.login or login(None if named is None else Path(named))
     transport |= {"tls": trust.tls, **({} if broker_login is None else {"login": broker_login})}

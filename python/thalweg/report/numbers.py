@@ -187,7 +187,7 @@ def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None 
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
     words = [plan.scheme, congestion or named_congestion(plan) or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
-    words += [plan.layers.format or ""]
+    words += [plan.layers.format or plan.compression.scheme or ""]
     words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]
     return " ".join(word for word in words if word)
 

@@ -30,6 +30,9 @@ FLOWER_ALL: Final = (*FLOWER, "flower client")
 # The commands that look at aggregation trees.
 TREES: Final = ("tree plan", "tree simulate")
 CALIBRATE: Final = "tree calibrate"
+# The ways to compress with error feedback that send each value; and how all of them are named.
+DENSE: Final = ("int8", "int4", "int2")
+SCHEME_FORM: Final = "int8, int4, int2, or topk:F with the share F of values that are sent, as topk:0.01"
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -50,6 +53,21 @@ def _listening(value: Any) -> Any:
     return text
 
 
+def _scheme(value: Any) -> Any:
+    if isinstance(value, str):
+        name, colon, share = value.partition(":")
+        if value in DENSE or (name == "topk" and colon and _is_share(share)):
+            return value
+    raise UnexpectedValueError(value, SCHEME_FORM)
+
+
+def _is_share(text: str) -> bool:
+    # The forms of numbers that the core reads too: digits with at most one point, as 0.01.
+    digits = text.replace(".", "", 1)
+    return digits.isascii() and digits.isdecimal() and 0 < float(text) <= 1
+
+
+Scheme: TypeAlias = Annotated[str, BeforeValidator(_scheme), Words(SCHEME_FORM)]
 Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
 Buffer: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, lt=1 << 31, description=SIZE_FORM)]
 Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=10**15, description=RATE_FORM)]
@@ -547,6 +565,20 @@ class LayersSection(Section):
     def emulation(self) -> Table:
         """Return the settings that make links worse, for the record."""
         return self.model_dump(exclude_none=True, exclude={"seal", "compress"})
+
+
+class CompressionSection(Section):
+    """Updates in few bits, by senders that keep what they left out and add it to their next update."""
+
+    scheme: Annotated[
+        Scheme | None,
+        Core("layers.compress.scheme", client=True),
+        Option("compression", of=BOTH, metavar="SCHEME"),
+    ] = Field(
+        None,
+        description="int8, int4 and int2: bits of a value, scaled by blocks of 256; topk:F: the share F of values that "
+        "changed most, as topk:0.01. Clients send by how much their float32 values differ from the received model",
+    )
 
 
 class HostsSection(Section):

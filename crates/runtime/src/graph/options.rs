@@ -201,6 +201,7 @@ impl NodeOptions {
             timeout: 0.0, // unused: the state machine has its own limits
             seed: self.seed,
             layers: self.layers.clone(),
+            residual: None,
             tree: false,
         }
     }

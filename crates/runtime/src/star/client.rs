@@ -11,6 +11,7 @@ use thalweg_wire::control::{Control, StandIn};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
+use super::feedback::Feedback;
 use super::repair::fill_model;
 use crate::engine::{DialOptions, Dialer, DialerPolicy, EventQueue, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
@@ -56,6 +57,8 @@ pub(crate) struct Trainer {
     last: Mutex<Option<Vec<u8>>>,
     /// The update in the order on the wire, if that is not the model's order.
     spread: Mutex<Spreading>,
+    /// Makes compressed updates, if the job compresses them with error feedback.
+    feedback: Option<Feedback>,
     events: EventQueue<ClientEvent>,
 }
 
@@ -79,6 +82,8 @@ impl Client {
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
         let (timeout, seed) = (seconds(options.timeout), options.seed);
+        let scheme = options.layers.compress.and_then(|compress| compress.scheme);
+        let feedback = scheme.map(|scheme| Feedback::new(scheme, options.residual.clone()));
         let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
         let model = model.map(|(arena, layout)| (arena, Arc::new(layout)));
         let layout = model.as_ref().map(|(_, layout)| layout.clone());
@@ -88,6 +93,7 @@ impl Client {
             place: Mutex::new(model),
             last: Mutex::default(),
             spread: Mutex::default(),
+            feedback,
             events: EventQueue::default(),
         };
         let machine = Mutex::new(proto::Client::new(config, seed));
@@ -115,6 +121,7 @@ impl Client {
     pub fn submit(&self, round: u32, weight: f64, metrics: String) -> Result<(), Error> {
         let closed = || Error::new(Kind::Closed, "submit", "the client is closed");
         let dialer = self.dialer.as_ref().ok_or_else(closed)?;
+        dialer.policy.make_update().map_err(|why| Error::new(Kind::System, "compress the update", why))?;
         let outcome = lock(&dialer.machine).submit(round, weight, metrics);
         dialer.wake();
         outcome.map_err(|e| Error::new(Kind::Round, "submit", e))
@@ -158,9 +165,17 @@ impl DialerPolicy for Trainer {
             RoundStep::Ready { round, config } => {
                 let stand_in = lock(&dialer.machine).welcome().and_then(|w| w.stand_in);
                 dialer.policy.ready(stand_in);
+                if let Err(reason) = dialer.policy.keep_model() {
+                    return dialer.fail(reason);
+                }
                 post(dialer, ClientEvent::Ready { round, config });
             }
-            RoundStep::Verdict { round, verdict } => post(dialer, ClientEvent::Verdict { round, verdict }),
+            RoundStep::Verdict { round, verdict } => {
+                if let Err(reason) = dialer.policy.settle(&verdict) {
+                    return dialer.fail(reason);
+                }
+                post(dialer, ClientEvent::Verdict { round, verdict });
+            }
         }
     }
 
@@ -177,7 +192,10 @@ impl DialerPolicy for Trainer {
         let spread = lock(&dialer.machine).welcome().and_then(|welcome| welcome.spread);
         let policy = &dialer.policy;
         let (arena, layout) = lock(&policy.place).clone().ok_or("there is no model")?;
-        let mut bytes = arena.lend(arena.range()).map_err(|e| e.to_string())?;
+        let mut bytes = match &policy.feedback {
+            Some(feedback) => feedback.lend()?,
+            None => arena.lend(arena.range()).map_err(|e| e.to_string())?,
+        };
         if let Some(seed) = spread {
             bytes = tokio::task::block_in_place(|| policy.spread_out(Spread::new(seed), &layout, &bytes))?;
         }
@@ -241,6 +259,34 @@ impl Trainer {
                 *last = None; // the client's own values stand in then
             }
         }
+    }
+
+    /// Copies the received model, if updates are differences from it.
+    fn keep_model(&self) -> Result<(), String> {
+        let (Some(feedback), Some((arena, layout))) = (&self.feedback, lock(&self.place).clone()) else {
+            return Ok(());
+        };
+        tokio::task::block_in_place(|| feedback.begin(&arena, &layout))
+    }
+
+    /// Makes the compressed update of the trained model, if updates are compressed with error feedback.
+    fn make_update(&self) -> Result<(), String> {
+        let (Some(feedback), Some((arena, layout))) = (&self.feedback, lock(&self.place).clone()) else {
+            return Ok(());
+        };
+        feedback.make(&arena, &layout)
+    }
+
+    /// Puts an update that did not count back into the residual.
+    fn settle(&self, verdict: &Verdict) -> Result<(), String> {
+        let (Some(feedback), Some((_, layout))) = (&self.feedback, lock(&self.place).clone()) else {
+            return Ok(());
+        };
+        let lost = match verdict {
+            Verdict::Accepted => Ranges::new(),
+            Verdict::Late | Verdict::Rejected(_) => Ranges::full(layout.bytes()),
+        };
+        tokio::task::block_in_place(|| feedback.settle(&layout, &lost))
     }
 
     /// The update in the order on the wire. It is reordered once, however often parts of it are sent.

@@ -111,10 +111,14 @@ class Orders:
     # The URL to which a client connects, for each client that does not connect to `url`.
     urls: Mapping[str, str] = field(default_factory=dict)
     shows_training: bool = False
+    # The folder in which clients keep what compression has left out; None if they keep nothing.
+    residuals: Path | None = None
 
     def of(self, name: str, number: int) -> ClientOrder:
         """Return the order of one client. Each client gets a seed of its own."""
         options: CoreOptions = {**self.options, "seed": self.seed + number}
+        if self.residuals is not None:
+            options["residual"] = str(self.residuals / f"{name}.residual")
         if name in self.congestion:
             options["transport"] = {**self.options.get("transport", {}), "congestion": self.congestion[name]}
         return ClientOrder(

@@ -26,6 +26,7 @@ from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, s
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.common.session import SERVER
 from thalweg.job.common.tracking import tracking
+from thalweg.job.star import compressing
 from thalweg.job.star.attendance import Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -215,6 +216,8 @@ class Host:
             self.record.note(tree=work)
         with_broker = registry.can(self.plan.scheme).broker
         self.record.note(resent=manifest_counts(self._resent(), self.first, broker=with_broker))
+        if self.plan.compression.scheme is not None:
+            self.record.note(compression=compressing.facts(self.plan.compression.scheme, self.record.rounds()))
         self.attendance.departed(server_reports.departed(self.server))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)

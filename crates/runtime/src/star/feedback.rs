@@ -1,0 +1,246 @@
+//! A client's error feedback: its update is the compressed difference from the received model, and what
+//! compression leaves out is added to the next update.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_layers::{put_back, Scheme};
+use thalweg_wire::{checksum, Layout, Ranges};
+
+use crate::engine::CHUNK_TIMEOUT;
+use crate::lock;
+
+/// The first bytes of a file with a residual. The layout's hash and a CRC-32C of the values follow.
+const MAGIC: &[u8] = b"thalweg residual 1\n";
+
+/// What the memory for sending holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Holds {
+    /// Nothing of use.
+    #[default]
+    Nothing,
+    /// The model as it was received.
+    Model,
+    /// The update of the round that was handed out last.
+    Update,
+}
+
+#[derive(Default)]
+struct State {
+    holds: Holds,
+    /// Memory of a model's size, from which updates are sent.
+    sent: Option<Arena>,
+    /// What earlier updates left out: one value for each four bytes of the model.
+    residual: Vec<f32>,
+}
+
+/// A client's memory for compressed updates: twice the size of the model.
+pub(crate) struct Feedback {
+    scheme: Scheme,
+    /// The file that keeps the residual, if it is to survive the process.
+    file: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+impl Feedback {
+    pub fn new(scheme: Scheme, file: Option<PathBuf>) -> Self {
+        Self { scheme, file, state: Mutex::default() }
+    }
+
+    /// Copies the received model, before the application trains it.
+    ///
+    /// # Errors
+    /// The reason why there is no memory, or why the residual's file is of no use.
+    pub fn begin(&self, model: &Arena, layout: &Layout) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        if state.sent.is_none() {
+            state.sent = Some(Arena::new(model.len()).map_err(|e| e.to_string())?);
+            state.residual = vec![0.0; model.len().div_ceil(4) as usize];
+            if let Some(file) = self.file.as_ref().filter(|file| file.exists()) {
+                load(file, layout, &mut state.residual)?;
+            }
+        }
+        let State { sent: Some(sent), holds, .. } = &mut *state else { return Ok(()) };
+        let received = model.lend(model.range()).map_err(|e| e.to_string())?;
+        let mut base = sent.claim_within(sent.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
+        base.copy_from_slice(&received);
+        *holds = Holds::Model;
+        Ok(())
+    }
+
+    /// Makes the update of the trained model. Later calls in the same round change nothing.
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be written.
+    pub fn make(&self, trained: &Arena, layout: &Layout) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        let State { sent: Some(sent), holds, residual } = &mut *state else { return Ok(()) };
+        if *holds != Holds::Model {
+            return Ok(());
+        }
+        let trained = trained.lend(trained.range()).map_err(|e| e.to_string())?;
+        let mut update = sent.claim_within(sent.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
+        self.scheme.feed_back(layout, &trained, &mut update, residual);
+        *holds = Holds::Update;
+        Ok(())
+    }
+
+    /// The update, for sending.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn lend(&self) -> Result<Bytes, String> {
+        let state = lock(&self.state);
+        let sent = state.sent.as_ref().ok_or("there is no update")?;
+        sent.lend(sent.range()).map_err(|e| e.to_string())
+    }
+
+    /// Ends a round. The parts of the update that did not count go back into the residual.
+    ///
+    /// # Errors
+    /// The reason why the residual's file cannot be written.
+    pub fn settle(&self, layout: &Layout, lost: &Ranges) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        let State { sent: Some(sent), holds, residual } = &mut *state else { return Ok(()) };
+        if std::mem::take(holds) != Holds::Update {
+            return Ok(());
+        }
+        let update = sent.lend(sent.range()).map_err(|e| e.to_string())?;
+        put_back(layout, &update, lost, residual);
+        self.file.as_ref().map_or(Ok(()), |file| store(file, layout, residual))
+    }
+}
+
+/// Reads a residual.
+fn load(file: &Path, layout: &Layout, residual: &mut [f32]) -> Result<(), String> {
+    let unfit = |why: &str| {
+        let file = file.display();
+        format!("{file}, which should hold what compression has left out: {why}; delete it to begin without")
+    };
+    let length = MAGIC.len() + 12 + 4 * residual.len();
+    let found = fs::metadata(file).map_err(|e| unfit(&e.to_string()))?.len();
+    if found != length as u64 {
+        return Err(unfit(&format!("it has {found} bytes, and the model needs {length}")));
+    }
+    let bytes = fs::read(file).map_err(|e| unfit(&e.to_string()))?;
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| unfit("it is another file"))?;
+    let Some((hash, rest)) = rest.split_first_chunk::<8>() else { return Err(unfit("it is cut")) };
+    let Some((sum, values)) = rest.split_first_chunk::<4>() else { return Err(unfit("it is cut")) };
+    if u64::from_le_bytes(*hash) != layout.hash().0 {
+        return Err(unfit("it belongs to another model"));
+    }
+    if u32::from_le_bytes(*sum) != checksum(values) {
+        return Err(unfit("it is damaged"));
+    }
+    for (left, word) in residual.iter_mut().zip(values.chunks_exact(4)) {
+        let value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        *left = if value.is_finite() { value } else { 0.0 };
+    }
+    Ok(())
+}
+
+/// Writes a residual, in one step: the file has the old values or the new ones.
+fn store(file: &Path, layout: &Layout, residual: &[f32]) -> Result<(), String> {
+    let values: Vec<u8> = residual.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let head = [MAGIC, &layout.hash().0.to_le_bytes(), &checksum(&values).to_le_bytes()].concat();
+    let partial = file.with_extension("partial");
+    let write = || {
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let mut to = fs::File::create(&partial)?;
+        to.write_all(&head)?;
+        to.write_all(&values)?;
+        to.sync_all()?;
+        fs::rename(&partial, file)
+    };
+    write().map_err(|error| {
+        format!("what compression has left out cannot be kept in {}: {error}", file.display())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_wire::Dtype;
+
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout::pack([("w", Dtype::F32, vec![300]), ("steps", Dtype::I64, vec![1])]).unwrap()
+    }
+
+    fn arena(value: f32) -> Arena {
+        let arena = Arena::new(layout().bytes()).unwrap();
+        fill(&arena, value);
+        arena
+    }
+
+    /// Gives the values `value`, `value` / 1000, twice that and so on.
+    fn fill(arena: &Arena, value: f32) {
+        let mut claim = arena.claim(arena.range()).unwrap();
+        for (at, word) in claim[..1200].chunks_exact_mut(4).enumerate() {
+            let share = if at == 0 { 1.0 } else { at as f32 / 1000.0 };
+            word.copy_from_slice(&(value * share).to_le_bytes());
+        }
+    }
+
+    fn total(bytes: &[u8]) -> f64 {
+        bytes[..1200].chunks_exact(4).map(|w| f64::from(f32::from_le_bytes([w[0], w[1], w[2], w[3]]))).sum()
+    }
+
+    /// What a round sends, of a model that training moves by `fill(1.0)`.
+    fn round(feedback: &Feedback, lost: &Ranges) -> f64 {
+        let (model, layout) = (arena(0.0), layout());
+        feedback.begin(&model, &layout).unwrap();
+        fill(&model, 1.0);
+        feedback.make(&model, &layout).unwrap();
+        let sent = total(&feedback.lend().unwrap());
+        feedback.make(&model, &layout).unwrap();
+        assert_eq!(total(&feedback.lend().unwrap()), sent, "made twice");
+        feedback.settle(&layout, lost).unwrap();
+        sent
+    }
+
+    #[test]
+    fn what_is_left_out_is_sent_later_and_what_did_not_count_too() {
+        let trained = total(&{
+            let model = arena(1.0);
+            model.lend(model.range()).unwrap()
+        });
+        let feedback = Feedback::new(Scheme::Int2, None);
+        let sent: f64 = (0..200).map(|_| round(&feedback, &Ranges::new())).sum();
+        assert!((sent / 200.0 - trained).abs() < 0.05 * trained, "{sent} of {trained} a round");
+        let feedback = Feedback::new(Scheme::Int2, None);
+        let first = round(&feedback, &Ranges::full(layout().bytes()));
+        let second = round(&feedback, &Ranges::new());
+        assert!(second > 1.5 * first, "{second} holds both updates, {first} one");
+    }
+
+    #[test]
+    fn a_residual_outlives_its_process_and_a_damaged_one_is_refused() {
+        let folder = std::env::temp_dir().join(format!("thalweg-residual-{}", std::process::id()));
+        let file = folder.join("one.residual");
+        let (kept, plain) =
+            (Feedback::new(Scheme::Int2, Some(file.clone())), Feedback::new(Scheme::Int2, None));
+        assert_eq!(round(&kept, &Ranges::new()), round(&plain, &Ranges::new()));
+        let again = Feedback::new(Scheme::Int2, Some(file.clone()));
+        assert_eq!(round(&again, &Ranges::new()), round(&plain, &Ranges::new()));
+        let good = fs::read(&file).unwrap();
+        let refused = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            Feedback::new(Scheme::Int2, Some(file.clone())).begin(&arena(0.0), &layout()).unwrap_err()
+        };
+        let mut damaged = good.clone();
+        damaged[100] ^= 1;
+        assert!(refused(&damaged).contains("damaged"));
+        assert!(refused(&good[..99]).contains("it has 99 bytes"));
+        let mut other = good.clone();
+        other[MAGIC.len()] ^= 1;
+        assert!(refused(&other).contains("another model"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

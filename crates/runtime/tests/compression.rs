@@ -1,0 +1,140 @@
+//! Tests of rounds whose updates are compressed with error feedback.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use common::{client, count, fill, floats, layout, round, server, transfers, LIMIT};
+use serde_json::{json, Value};
+use thalweg_proto::Verdict;
+use thalweg_runtime::{Client, ClientEvent, ClientOptions};
+
+const ADDRESSES: [&str; 4] =
+    ["memory://compression:0", "tcp://127.0.0.1:0", "udp://127.0.0.1:0", "grpc://127.0.0.1:0"];
+/// What the small values of [`uneven`] creep towards.
+const SMALL: f32 = 0.05;
+
+fn compressed(scheme: &str) -> Value {
+    json!({ "layers": { "compress": { "scheme": scheme } } })
+}
+
+#[test]
+fn the_mean_of_compressed_updates_is_that_of_models() {
+    for (number, address) in ADDRESSES.into_iter().enumerate() {
+        for (scheme, share) in [("int8", 0.28), ("int4", 0.16), ("int2", 0.1)] {
+            let layout = layout(100_000);
+            let partial = ["keep", "discard"][number % 2];
+            let both = json!({ "expected": 2, "enough": 2, "partial": partial, "precision": "exact" });
+            let mut options = compressed(scheme);
+            options.as_object_mut().unwrap().extend(both.as_object().unwrap().clone());
+            let (mut server, model) = server(&layout, address, options);
+            fill(&model, &layout, 1.5, 0);
+            let clients = [("a", 2.0), ("b", 5.0)]
+                .map(|(name, value)| client(&server.address(), name, compressed(scheme), value, 10));
+            assert_eq!(server.wait(2, Some(LIMIT), None), 2);
+            for number in 1..=3 {
+                let outcome = round(&server, number).unwrap();
+                assert_eq!(outcome["complete"], true, "{outcome}");
+                assert_eq!(count(&model, &layout), i64::from(number) * 10, "{address} {scheme}");
+                let up = transfers(&outcome, "a", "up");
+                let sent = up["wire_bytes"].as_f64().unwrap() / up["bytes"].as_f64().unwrap();
+                assert!(sent < share, "{address} {scheme}: {sent} of the bytes");
+            }
+            let found = floats(&model, &layout);
+            assert!(found.iter().all(|x| (x - 3.5).abs() < 1e-2), "{address} {scheme}: {}", found[0]);
+            server.close("done");
+            for thread in clients {
+                assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; 3]));
+            }
+        }
+    }
+}
+
+/// Runs a client on a thread. Its first value jumps by 1 in each round, and the others creep towards [`SMALL`].
+/// A block's scale follows the value that jumps, so 2 bits round each change of the others to 0.
+fn uneven(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
+    let address = address.to_owned();
+    let options: ClientOptions = serde_json::from_value(options).unwrap();
+    thread::spawn(move || {
+        let client = Client::start(&address, "a", options, None).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        loop {
+            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
+                Some(ClientEvent::Ready { round, .. }) => {
+                    let (arena, _) = client.model().unwrap();
+                    let mut model = arena.claim(arena.range()).unwrap();
+                    for (at, word) in model[..1024].chunks_exact_mut(4).enumerate() {
+                        let value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                        let jump = if round % 2 == 1 { 1.0 } else { -1.0 };
+                        let change = if at == 0 { jump } else { 0.1 * (SMALL - value) };
+                        word.copy_from_slice(&(value + change).to_le_bytes());
+                    }
+                    drop(model);
+                    client.submit(round, 1.0, "{}".into()).unwrap();
+                }
+                Some(ClientEvent::Finished(Ok(_))) => return Ok(()),
+                Some(ClientEvent::Finished(Err(why))) => return Err(why.to_string()),
+                None => return Err("the test hangs".into()),
+                Some(_) => {}
+            }
+        }
+    })
+}
+
+#[test]
+fn small_changes_get_through_that_each_update_rounds_to_nothing() {
+    for scheme in ["int2", "topk:0.02"] {
+        let layout = layout(1024);
+        let (mut server, model) = server(&layout, "memory://uneven:0", compressed(scheme));
+        let thread = uneven(&server.address(), compressed(scheme));
+        server.wait(1, Some(LIMIT), None);
+        round(&server, 1).unwrap();
+        let first = floats(&model, &layout)[1..256].iter().filter(|value| **value != 0.0).count();
+        assert!(first < 30, "{scheme}: {first} small values were sent at once");
+        for number in 2..=120 {
+            round(&server, number).unwrap();
+        }
+        let small = &floats(&model, &layout)[1..256];
+        let mean = small.iter().sum::<f32>() / small.len() as f32;
+        assert!((mean - SMALL).abs() < 0.2 * SMALL, "{scheme}: {mean}");
+        server.close("done");
+        thread.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_residual_lives_in_its_file_and_a_wrong_one_ends_the_client() {
+    let folder = std::env::temp_dir().join(format!("thalweg-compression-{}", std::process::id()));
+    let file = folder.join("a.residual");
+    let options = |scheme: &str| json!({ "layers": { "compress": { "scheme": scheme } }, "residual": file.to_str().unwrap() });
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let (mut server, _) = server(&layout(1024), "memory://residual:0", compressed("int2"));
+        let thread = uneven(&server.address(), options("int2"));
+        server.wait(1, Some(LIMIT), None);
+        round(&server, 1).unwrap();
+        server.close("done");
+        thread.join().unwrap().unwrap();
+        kept.push(std::fs::read(&file).unwrap());
+    }
+    assert_ne!(kept[0], kept[1], "the second client went on with the first one's residual");
+    let (server, _) = server(&layout(2048), "memory://residual:0", compressed("int2"));
+    let thread = uneven(&server.address(), options("int2"));
+    server.wait(1, Some(LIMIT), None);
+    let failed = round(&server, 1).unwrap_err().to_string();
+    let why = thread.join().unwrap().unwrap_err();
+    assert!(why.contains("delete it to begin without"), "{why}; {failed}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn ends_with_other_schemes_do_not_meet() {
+    let (server, _) = server(&layout(1024), "tcp://127.0.0.1:0", compressed("int8"));
+    let mut options = compressed("int4");
+    options["timeout"] = json!(0.5);
+    let why = client(&server.address(), "a", options, 1.0, 1).join().unwrap().unwrap_err();
+    assert!(!why.is_empty());
+    assert_eq!(server.wait(1, Some(std::time::Duration::ZERO), None), 0);
+}

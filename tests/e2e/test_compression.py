@@ -1,0 +1,78 @@
+"""Runs whose updates are compressed with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.record import Record
+
+pytestmark = pytest.mark.e2e
+
+TRAINED = """
+[job]
+clients = 2
+rounds = 2
+seed = 3
+[model]
+name = "lenet"
+[data]
+name = "digits"
+[record]
+checkpoint_every = 1
+"""
+
+
+def shares(record: Record, direction: str) -> list[float]:
+    """Return the share of each update's bytes that went over its link."""
+    ways = [way for entry in record.entries for way in entry["transfers"] if way["direction"] == direction]
+    assert ways
+    return [way["wire_bytes"] / way["bytes"] for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "most", "transport"),
+    [
+        ("int8", 0.28, "tcp"),
+        ("int4", 0.16, "ltp"),
+        ("int2", 0.10, "grpc"),
+        ("topk:0.01", 0.04, "tcp"),
+    ],
+)
+def test_updates_have_fewer_bytes_on_the_link(
+    result: Callable[..., Any], tmp_path: Path, scheme: str, most: float, transport: str
+) -> None:
+    (tmp_path / "plan.toml").write_text(TRAINED)
+    said = result("run", "plan.toml", "--compression", scheme, "--transport", transport)
+    record = Record(tmp_path / said["record"])
+    assert len(record.entries) == 2
+    assert all(entry["complete"] for entry in record.entries)
+    assert all(share < most for share in shares(record, "up"))
+    assert all(share > 0.9 for share in shares(record, "down"))
+    facts = record.manifest["compression"]
+    assert facts["scheme"] == scheme
+    assert facts["ratio"] == pytest.approx(facts["update_bytes"] / facts["wire_bytes"])
+    assert facts["ratio"] > 1 / most
+    kept = sorted(path.name for path in (record.path / "residuals").iterdir())
+    assert kept == ["client-1.residual", "client-2.residual"]
+
+
+def test_a_resumed_run_goes_on_with_what_was_left_out(result: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(TRAINED)
+    said = result("run", "plan.toml", "--compression", "int2")
+    file = tmp_path / said["record"] / "residuals" / "client-1.residual"
+    before = file.read_bytes()
+    again = result("run", "--resume", said["record"], "--rounds", "3")
+    assert len(Record(tmp_path / again["record"]).entries) == 3
+    assert file.read_bytes() != before
+
+
+def test_a_tree_adds_up_compressed_updates(result: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(TRAINED + "[aggregation]\nshape = 'tree'\n")
+    said = result("run", "plan.toml", "--compression", "int4")
+    record = Record(tmp_path / said["record"])
+    assert all(entry["complete"] for entry in record.entries)
+    assert all(share < 0.16 for share in shares(record, "up"))

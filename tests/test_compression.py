@@ -1,0 +1,129 @@
+"""Error feedback over a real link: what a coarse compression leaves out is sent later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import thalweg
+from thalweg.errors import PlanError
+from thalweg.plan import Plan, check_transport
+from thalweg.transports import registry
+
+SMALL = np.float32(0.05)
+VALUES = 256
+
+
+class Uneven:
+    """One value that jumps by 1 in each round, among others that creep towards SMALL.
+
+    A block's scale follows the value that jumps, so 2 bits round all others to 0.
+    """
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.zeros(VALUES, dtype=np.float32)}
+
+    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        model["w"][0] += 1 if config["round"] % 2 else -1
+        model["w"][1:] += 0.1 * (SMALL - model["w"][1:])
+        return 1, {}
+
+
+def trained(rounds: int, compression: str | None, residual: Path | None = None) -> Any:
+    """Return the model after so many rounds with one client."""
+    with thalweg.Server(Uneven(), clients=1, compression=compression) as server:
+        client = thalweg.Client(
+            Uneven(), server.address, name="one", data=(), compression=compression, residual=residual
+        )
+        thread = threading.Thread(target=client.run, daemon=True)
+        thread.start()
+        for _ in thalweg.fedavg(server, rounds):
+            pass
+        values = server.model["w"].copy()
+    thread.join()
+    return values
+
+
+def ternary(change: Any) -> Any:
+    """Round as 2 bits do (Li and Liu 2016), and forget what is left out."""
+    magnitudes = np.abs(change)
+    kept = magnitudes > 0.7 * magnitudes.mean()
+    return np.where(kept, np.sign(change) * (magnitudes[kept].mean() if kept.any() else 0), 0)
+
+
+def test_error_feedback_converges_where_plain_rounding_does_not() -> None:
+    plain, app = {"w": np.zeros(VALUES, dtype=np.float32)}, Uneven()
+    for number in range(1, 81):
+        before = plain["w"].copy()
+        app.train(plain, (), {"round": number})
+        plain["w"] = before + ternary(plain["w"] - before)
+    assert np.abs(plain["w"][1:]).max() == 0  # nothing of the small values was ever sent
+    found = trained(80, "int2")
+    assert np.abs(found[1:].mean() - SMALL) < 0.2 * SMALL
+
+
+@pytest.mark.parametrize(("compression", "step"), [("int8", 1 / 127), ("int4", 1 / 7)])
+def test_what_is_still_to_be_sent_is_less_than_a_step(compression: str, step: float) -> None:
+    # The largest change of a round is about 1, and all steps of its block are a fraction of it.
+    exact, found = trained(60, None), trained(60, compression)
+    assert np.abs(found - exact)[1:].max() < 1.2 * step
+
+
+def test_a_client_that_starts_anew_goes_on_with_its_residual(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "one.residual"
+    trained(3, "int2", file)
+    first = file.read_bytes()
+    assert len(first) > 4 * VALUES
+    trained(3, "int2", file)
+    assert file.read_bytes() != first
+    with pytest.raises(thalweg.CoreError, match="delete it to begin without"):
+        damaged(file)
+
+
+def damaged(file: Path) -> None:
+    """Run a client whose residual is cut."""
+    file.write_bytes(file.read_bytes()[:-4])
+    with thalweg.Server(Uneven(), clients=1, compression="int2") as server:
+        client = thalweg.Client(Uneven(), server.address, name="one", data=(), compression="int2", residual=file)
+
+        def serve() -> None:
+            # The round fails, since the client ends.
+            with suppress(thalweg.CoreError):
+                list(thalweg.fedavg(server, 1))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        client.run()
+
+
+def test_ends_that_do_not_agree_are_told_so() -> None:
+    with thalweg.Server(Uneven(), clients=1, compression="int8") as server:
+        client = thalweg.Client(Uneven(), server.address, name="one", data=(), compression="int4", timeout=2)
+        with pytest.raises(thalweg.CoreError):
+            client.run()
+        assert server.wait(1, timeout=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[compression]\nscheme = 'int3'", "int8, int4, int2, or topk:F"),
+        ("[compression]\nscheme = 'topk:0'", "int8, int4, int2, or topk:F"),
+        ("[compression]\nscheme = 'topk:1e-3'", "int8, int4, int2, or topk:F"),
+        ("[compression]\nscheme = 'int8'\n[layers.compress]", "both say in how many bits"),
+        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\nspread = true", "scatters neighbours"),
+        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'zero'", "stands in for a model"),
+        ("[compression]\nscheme = 'int8'\n[job]\ngoal = 2\n[aggregation]\nstale = 2", "an update that is late"),
+        ("[compression]\nscheme = 'int8'\n[transport]\nurl = 'unifl'", "behind a hole a compressed chunk"),
+        ("[compression]\nscheme = 'int8'\n[job]\ngraph = 'ring'", "layers.compress makes up for"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused_with_the_reason(text: str, match: str) -> None:
+    with pytest.raises(PlanError, match=match):
+        check_transport(Plan.loads(text), registry.transports())
