@@ -99,7 +99,7 @@ def main() -> int:
     page = HERE / "README.md"
     text = page.read_text()
     for name, table in sections.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        begin, end = f"<!-- table {name} -->", f"<!-- table {name} ends -->"
         head, _, rest = text.partition(begin)
         _, _, tail = rest.partition(end)
         text = f"{head}{begin}\n\n{table}\n\n{end}{tail}"
