@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benches.systems import page
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 MACHINE = {"kernel": "Linux", "architecture": "x86_64", "cpu": "a processor", "cores": 2, "memory_bytes": 2**30}
 
 
-def line(system: str, seconds: list[float], **more: object) -> Line:
+def line(system: str, seconds: list[float], **more: Any) -> Line:
     cell = Cell(system, "star", 4, 1 << 20, "wan")
     outcome = Outcome(seconds=seconds, wire_bytes=16 * 2.0**20, cpu_seconds={"server": 1.0, "client-1": 0.5})
     outcome.peak_bytes = {"server": 3 << 20, "client-1": 2 << 20, "client-2": 1 << 20}
