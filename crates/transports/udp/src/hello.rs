@@ -119,7 +119,7 @@ pub(crate) async fn answer(
     let answer = inner.receive(&NoChunks).await?;
     if answer == dialect.magic[..] {
         unauthenticated_peers.iter().for_each(UnauthenticatedPeer::progressed);
-        return Ok(Met::OverTcp(OverTcp::new(inner, dialect)));
+        return Ok(Met::OverTcp(OverTcp::link(inner, dialect)));
     }
     let [window] = numbers(operation, dialect, &answer, [8])?;
     let (incoming, outgoing) = tokio::try_join!(

@@ -14,7 +14,8 @@ pub(crate) struct OverTcp {
 }
 
 impl OverTcp {
-    pub(crate) fn new(inner: Arc<dyn Link>, dialect: &Dialect) -> Arc<dyn Link> {
+    /// Makes such a link of the control connection's link.
+    pub(crate) fn link(inner: Arc<dyn Link>, dialect: &Dialect) -> Arc<dyn Link> {
         Arc::new(Self { inner, name: dialect.name })
     }
 }
@@ -37,5 +38,5 @@ impl LinkLayer for OverTcp {
 pub(crate) async fn ask(inner: Arc<dyn Link>, dialect: &Dialect) -> Result<Arc<dyn Link>> {
     hello::check_offer(&inner.receive(&NoChunks).await?, dialect)?;
     inner.send_control(dialect.magic.to_vec().into()).await?;
-    Ok(OverTcp::new(inner, dialect))
+    Ok(OverTcp::link(inner, dialect))
 }
