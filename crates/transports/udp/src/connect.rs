@@ -86,11 +86,13 @@ impl<'a> Attempt<'a> {
         let failed = tokio::select! {
             met = &mut by_datagrams => match met {
                 // What was refused, TCP would not get either.
-                Err(error) if matches!(error.kind(), ErrorKind::Security | ErrorKind::Corrupt) => return Err(error),
+                Err(error) if is_refusal(&error) => return Err(error),
                 Err(_) => None,
                 done => return done,
             },
             met = &mut by_tcp => match met {
+                // What was refused, datagrams would not get either.
+                Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => Some(error),
                 done => return done,
             },
@@ -98,7 +100,7 @@ impl<'a> Attempt<'a> {
         match failed {
             None => by_tcp.await,
             // Nothing but a closed port refuses at once: then both attempts are refused.
-            Some(error) => by_datagrams.await.map_err(|_| error),
+            Some(error) => by_datagrams.await.map_err(|met| if is_refusal(&met) { met } else { error }),
         }
     }
 
@@ -141,6 +143,11 @@ impl<'a> Attempt<'a> {
     async fn by_kernel(&self) -> Result<Arc<dyn Link>> {
         Tcp.connect(&control_address(self.to), &self.control).await
     }
+}
+
+/// Whether the peer was reached, and trusts this end not, or is not trusted, or speaks something else.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Security | ErrorKind::Corrupt)
 }
 
 fn silent(address: &Address, limit: Duration) -> Error {

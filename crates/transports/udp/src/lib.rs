@@ -1,5 +1,6 @@
-//! The `udp` transport. Chunks travel as UDP datagrams; control messages travel over a TCP connection.
-//! FedComm (section 3.2) sends its END message over TCP for the same reason: it must not be lost.
+//! The `udp` transport. Chunks travel as UDP datagrams. Control messages must not be lost, so they travel over a
+//! control connection: a stream of datagrams that are repeated until they arrive, or a TCP connection, as FedComm
+//! (section 3.2) has for its END message.
 //!
 //! A link consists of one inner `tcp` link and two pairs of UDP sockets, one pair for each direction of
 //! chunks. A sender therefore reads only the reports about its own direction. Each datagram holds the link's
@@ -67,7 +68,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
 const DIALECT: Dialect = Dialect { name: "udp", magic: *b"tlwu\x03", settings: SETTINGS };
 
 /// The `udp` transport, at `udp://host:port`. The port belongs to the control connection; the system chooses
-/// the UDP ports.
+/// the ports of the sockets for chunks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Udp;
 

@@ -22,6 +22,26 @@ fn at(listener: &dyn Listener) -> SocketAddr {
 /// A port that lets through datagrams of one client, and no TCP. Of those in each direction it loses a part.
 async fn datagrams_alone(to: SocketAddr, loss: f64, seed: u64) -> (Address, Arc<AtomicUsize>) {
     let inside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    pass_datagrams(inside, to, loss, seed)
+}
+
+/// A port that lets through datagrams, and no TCP, once a client has tried TCP in vain.
+async fn datagrams_after_tcp(to: SocketAddr) -> Address {
+    let (inside, tcp) = loop {
+        let inside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        if let Ok(tcp) = TcpListener::bind(inside.local_addr().unwrap()).await {
+            break (inside, tcp);
+        }
+    };
+    let address = Address::parse(&format!("udp://localhost:{}", inside.local_addr().unwrap().port()));
+    tokio::spawn(async move {
+        drop(tcp.accept().await.unwrap());
+        pass_datagrams(inside, to, 0.0, 0);
+    });
+    address.unwrap()
+}
+
+fn pass_datagrams(inside: UdpSocket, to: SocketAddr, loss: f64, seed: u64) -> (Address, Arc<AtomicUsize>) {
     let port = inside.local_addr().unwrap().port();
     let passed = Arc::new(AtomicUsize::new(0));
     let counted = passed.clone();
@@ -113,6 +133,19 @@ async fn certificates_count_without_tcp_too() {
     let stranger = other.connect(Some(other.client("clinic-3", 1)));
     let (refused, _) = tokio::join!(Udp.connect(&through, &stranger), listener.accept());
     assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::Security);
+}
+
+/// If one way does not pass and the server is not trusted on the other, the client learns of the latter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_counts_more_than_a_way_that_does_not_pass() {
+    let (trust, other) = (Trust::new(), Trust::new());
+    let listener = listen(&Udp, &trust.listen(true)).await;
+    let stranger = other.connect(Some(other.client("clinic-3", 1)));
+    let to = at(&*listener);
+    for through in [datagrams_after_tcp(to).await, tcp_alone(to).await] {
+        let (refused, _) = tokio::join!(Udp.connect(&through, &stranger), listener.accept());
+        assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::Security, "{through}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

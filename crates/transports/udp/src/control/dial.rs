@@ -76,3 +76,35 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::task::{Context, Waker};
+
+    use thalweg_conformance::GUARD;
+    use thalweg_tcp::line::HoledStream;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_closed_port_is_noticed_before_and_after_the_listener_has_answered() {
+        let listener = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        let (line, pipe) = begin(to).await.unwrap();
+        let mut question = [0; LONGEST];
+        let (length, from) = timeout(GUARD, listener.recv_from(&mut question)).await.unwrap().unwrap();
+        let (id, Packet::Open { time }) = Packet::decode(&question[..length]).unwrap() else {
+            panic!("no open")
+        };
+        listener.send_to(&Packet::Retry { echo: time, cookie: [1; 24] }.encode(&id), from).await.unwrap();
+        timeout(GUARD, pipe.answered()).await.unwrap().unwrap();
+        drop(listener);
+        assert!(line.poll_put(&mut Context::from_waker(Waker::noop()), &[IoSlice::new(b"hello")]).is_ready());
+        timeout(GUARD, pipe.broken()).await.unwrap();
+        let (_line, pipe) = begin(to).await.unwrap();
+        let refused = timeout(GUARD, pipe.answered()).await.unwrap().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -21,6 +21,9 @@ use super::pipe::{Line, Path, Pipe, Socket};
 const LISTEN: &str = "listen";
 /// Streams that may wait for their handshake. The first packets of further ones are dropped, and come again.
 const MAX_NEW: usize = 512;
+/// Streams that this end has closed, and that wait until their peers have the last bytes. If there would be more,
+/// the one that was closed first gives up: a peer that was not let in must not take memory without limit.
+const MAX_CLOSED: usize = 1024;
 /// Receive buffers of one system call, and the bytes of each. GRO may join several packets in one.
 const SLOTS: usize = 8;
 const SLOT: usize = 64 << 10;
@@ -129,7 +132,10 @@ impl Desk {
         let Ok(place) = self.newcomers.try_reserve() else { return };
         let path = Path { socket: self.socket.clone(), peer: from, src_ip: to };
         let pipe = Pipe::accepted(id, path, age);
-        lock(&self.pipes).insert(id, pipe.clone());
+        let mut pipes = lock(&self.pipes);
+        give_up_oldest(&pipes);
+        pipes.insert(id, pipe.clone());
+        drop(pipes);
         pipe.handle(first);
         place.send((Line(pipe.clone()), from.to_string()));
         let pipes = self.pipes.clone();
@@ -140,8 +146,56 @@ impl Desk {
     }
 }
 
+/// Breaks the stream that was closed first, if [`MAX_CLOSED`] streams are closed and not over.
+fn give_up_oldest(pipes: &HashMap<Id, Arc<Pipe>>) {
+    if pipes.len() < MAX_CLOSED {
+        return;
+    }
+    let closed: Vec<_> = pipes.values().filter_map(|pipe| Some((pipe.closed_at()?, pipe))).collect();
+    if closed.len() >= MAX_CLOSED {
+        if let Some((_, oldest)) = closed.iter().min_by_key(|(time, _)| *time) {
+            oldest.fail(io::ErrorKind::TimedOut);
+        }
+    }
+}
+
 /// The time since a cookie was made: about a round trip, if it came at once.
 fn age(now: Duration, cookie: &Cookie) -> Duration {
     let made = cookie.first_chunk().map_or(0, |time| u64::from_le_bytes(*time));
     now.saturating_sub(Duration::from_millis(made))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::packet::Segment;
+
+    /// Each peer begins a stream, is refused, and acknowledges nothing.
+    #[tokio::test]
+    async fn peers_that_were_refused_take_no_memory_without_limit() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (newcomers, mut new) = mpsc::channel(MAX_NEW);
+        let desk = Desk {
+            socket: Arc::new(Socket::new(socket).unwrap()),
+            cookies: Cookies::new(LISTEN).unwrap(),
+            opened: Instant::now(),
+            pipes: Arc::default(),
+            newcomers,
+        };
+        let segment = Segment { window: 1 << 15, sent: 1, ..Segment::default() };
+        let first = Packet::First { cookie: Cookie::default(), segment, bytes: b"hello" };
+        let mut begun = Vec::new();
+        for number in 0..MAX_CLOSED as u128 + 8 {
+            let from = silent.local_addr().unwrap();
+            desk.begin(number.to_le_bytes(), from, None, &first, Duration::ZERO);
+            let (line, _) = new.try_recv().unwrap();
+            begun.push(line.0.clone());
+            drop(line);
+        }
+        assert!(begun.iter().filter(|pipe| pipe.closed_at().is_some()).count() <= MAX_CLOSED);
+        for pipe in &begun[..8] {
+            assert_eq!(pipe.closed_at(), None, "one of the first goes on");
+        }
+    }
 }

@@ -23,6 +23,9 @@ use super::stream::{clock, slower, Stream, RAREST, UNMEASURED};
 const AT_ONCE: usize = 64;
 /// The least time for which a closed stream waits for the peer to have received its last bytes.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// A closed stream waits no longer than this, or than eight round trips if they take longer. A peer that goes on
+/// sending, and acknowledges nothing, would otherwise hold the stream, and a program that closes it, for ever.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(16);
 
 /// A UDP socket with what the system offers for it.
 pub(crate) struct Socket {
@@ -241,6 +244,13 @@ impl Pipe {
         self.changed.notify_one();
     }
 
+    /// When this end closed the stream, if the stream goes on because the peer lacks its last bytes.
+    pub(crate) fn closed_at(&self) -> Option<Instant> {
+        let inside = self.inside();
+        let shut = inside.shut.filter(|_| inside.broken.is_none() && !inside.over)?;
+        Some(self.origin + shut)
+    }
+
     /// Keeps the stream going, until it has ended or broken.
     pub(crate) async fn run(&self) {
         while let Some(due) = self.step() {
@@ -265,7 +275,7 @@ impl Pipe {
         self.flush(&mut inside, now);
         let until = inside.shut.map(|shut| {
             let trip = inside.stream.round_trip().unwrap_or_default();
-            shut.max(inside.stream.heard_at()) + limits::silence(FAREWELL, trip)
+            farewell_ends(shut, inside.stream.heard_at(), trip)
         });
         let delivered = inside.stream.is_delivered();
         let both = delivered && inside.stream.peer_has_ended();
@@ -295,6 +305,12 @@ impl Pipe {
         drop(inside);
         self.changed.notify_one();
     }
+}
+
+/// When a stream that was closed at `shut` gives up the bytes that the peer has not acknowledged.
+fn farewell_ends(shut: Duration, heard_at: Duration, round_trip: Duration) -> Duration {
+    let silent = shut.max(heard_at) + limits::silence(FAREWELL, round_trip);
+    silent.min(shut + 2 * limits::silence(LONGEST_FAREWELL / 2, round_trip))
 }
 
 /// Closes its stream when it is dropped.
@@ -365,5 +381,21 @@ impl HoledStream for Line {
         let inside = self.0.inside();
         counters.round_trip = inside.stream.round_trip();
         counters.retransmissions = Some(inside.stream.repeated());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_farewell_ends_though_the_peer_goes_on_sending() {
+        let [second, shut] = [1, 100].map(Duration::from_secs);
+        let ends = |heard: u32, trip| farewell_ends(shut, shut + heard * second, trip) - shut;
+        assert_eq!(ends(0, Duration::ZERO), second, "a silent peer");
+        assert_eq!(ends(5, Duration::ZERO), 6 * second, "a sign of the peer counts");
+        assert_eq!(ends(3600, Duration::ZERO), LONGEST_FAREWELL);
+        assert_eq!(ends(3600, 5 * second), 40 * second, "eight round trips");
+        assert_eq!(ends(3600, Duration::MAX), 8 * limits::LONGEST_ROUND_TRIP, "whatever the peer claims");
     }
 }

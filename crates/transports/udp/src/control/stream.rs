@@ -186,7 +186,8 @@ impl Stream {
     /// Notes that the reader has taken bytes, and offers a larger window to a peer that fills it.
     fn passed(&mut self, count: u64) {
         self.taken += count;
-        if self.taken >= self.window_grows_at {
+        // Nobody reads what is discarded, so a peer that goes on sending gets no larger window for it.
+        if !self.discards && self.taken >= self.window_grows_at {
             self.window = (2 * self.window).min(WINDOW.1);
             self.window_grows_at = self.taken + u64::from(self.window);
         }
@@ -233,7 +234,10 @@ impl Stream {
         self.unanswered = 0;
         if let Some(echo) = segment.echo {
             let sample = Duration::from_micros(u64::from(clock(now).wrapping_sub(echo)));
-            self.measured(now, sample);
+            // Times count from the stream's beginning, so an honest peer cannot return a greater one.
+            if sample <= now {
+                self.measured(now, sample);
+            }
         }
         self.judge(segment);
         self.acknowledged(segment);
