@@ -72,6 +72,15 @@ def test_a_servers_arguments_default_to_the_plans_keys() -> None:
     assert {name: arguments[name].default for name in same} == {name: sections[name] for name in same}
 
 
+def test_a_server_that_counts_late_updates_takes_no_step_but_the_mean() -> None:
+    with thalweg.Server(Constant(1.0), clients=1, stale=1) as server:
+        server.learn_by("fedavg")
+        with pytest.raises(PlanError, match="late update was trained from an older one"):
+            server.learn_by("fedadam")
+        with pytest.raises(PlanError, match="late update was trained from an older one"):
+            server.learn_by(optimizer=lambda tensors: torch.optim.SGD(tensors, lr=1.0))
+
+
 def test_the_mean_is_weighted_by_samples() -> None:
     apps = {"a": Constant(1.0, 30), "b": Constant(5.0, 10)}
     with thalweg.Server(apps["a"], clients=2) as server:

@@ -154,7 +154,9 @@ class Server:
         }
         plan = Plan.of(table, "the server's arguments")
         trackers.require(plan.record.track)
-        self._seed = plan.job.seed
+        if stale is not None:
+            apps.refuse_late_updates(app)
+        self._seed, self._stale = plan.job.seed, stale
         self.app, self.clients = app, clients
         self._bound = bind(app.model(), words, shared=registry.lends(plan.url))
         self._watch = Watch(self._bound, _log.warning)
@@ -265,7 +267,14 @@ class Server:
         table = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
         if optimizer is not None and table != {"name": "fedavg"}:
             raise PlanError("algorithm and optimizer both say how the server changes the model", "Give one of them")
-        plan = Plan.of({"algorithm": table, "app": name_of(self.app)}, "the algorithm")
+        if optimizer is not None and self._stale is not None:
+            raise PlanError(
+                "an optimizer takes a step from the model that a round began with, and a late update was trained from "
+                "an older one",
+                "Remove the server's stale, or the optimizer",
+            )
+        late = {} if self._stale is None else {"aggregation": {"stale": self._stale}}
+        plan = Plan.of({"algorithm": table, "app": name_of(self.app), **late}, "the algorithm")
         chosen, settings = algorithms.find(plan.algorithm.name), plan.algorithm_settings
         if self._chosen == (chosen.name, settings, optimizer):
             return

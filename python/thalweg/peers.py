@@ -230,7 +230,8 @@ class _Streaming:
         self._outer.ready = [False] * len(self._outer.ready)
         done = first
         while True:
-            if done is not None and not self._outer.ready[done.fragment]:
+            # If the others' values did not come, they come with a later exchange of the same fragment.
+            if done is not None and done.place is not None and not self._outer.ready[done.fragment]:
                 self._outer.adopt(done.fragment, self._mean(done))
             if all(self._outer.ready) or self.exchange.over:
                 break
@@ -275,9 +276,11 @@ class _Streaming:
 
     def close(self, reason: str, *, wait: bool = True) -> None:
         running, self._running = self._running, None
-        if wait and running is not None and isinstance(self.exchange, NeighbourMean) and not self.exchange.over:
-            running.result()  # neighbours wait for these values
-        self.exchange.close(reason)
+        try:
+            if wait and running is not None and isinstance(self.exchange, NeighbourMean) and not self.exchange.over:
+                running.result()  # neighbours wait for these values
+        finally:
+            self.exchange.close(reason)
 
 
 class FragmentApp:
@@ -291,6 +294,8 @@ class FragmentApp:
         self, model: Callable[[], torch.nn.Module], *, fragments: int = 1, tensors: str | Sequence[str] | None = None
     ) -> None:
         self._model, self._fragments, self._tensors = model, fragments, tensors
+        #: Whether an update of one round may count in the next one, which exchanges the next fragment.
+        self.takes_late_updates = fragments == 1
 
     def model(self) -> dict[str, Any]:
         """Return zeros of the size of a fragment."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from torch import nn
 
 import thalweg
 from tests.ports import free_ports
+from thalweg.algorithms.diloco import Fragments, OuterSteps
+from thalweg.algorithms.torch_rule import TorchRule
 from thalweg.errors import LinkError, PlanError, RoundError
+from thalweg.job.diloco.exchanges import Exchanged, NeighbourMean, Running, is_usable
+from thalweg.peers import _Streaming
+from thalweg.tensors.binding import bind
 
 ROOT = Path(__file__).parents[2]
 # Far more than anything takes: a busy machine may need a minute to start a process that imports PyTorch.
@@ -342,6 +348,79 @@ def test_a_peer_without_neighbours_says_who_is_missing() -> None:
     model = layer()
     with pytest.raises(LinkError, match=r"0 of 1 neighbours .* peer-1 are not"):
         thalweg.diloco(model, inner_of(model), outer, every=1, **{**among(urls, 0), "timeout": 0.1})
+
+
+class Scripted:
+    """An exchange with peers that have begun before; what it brings is a list."""
+
+    over, is_new, traffic = False, True, (0, 0)
+
+    def __init__(self, brings: list[Exchanged]) -> None:
+        self.brings, self.number, self.shares, self.closed = brings, 1, list[list[bool]](), False
+
+    def join(self, steps: OuterSteps) -> Exchanged | None:
+        return self.run()
+
+    def give(self, steps: OuterSteps, metrics: str) -> None:
+        self.shares.append(list(steps.ready))
+
+    def run(self) -> Exchanged:
+        self.number += 1
+        return self.brings.pop(0)
+
+    def close(self, reason: str) -> None:
+        self.closed = True
+
+
+def test_a_newcomer_that_gets_too_little_of_a_fragment_waits_for_it_again() -> None:
+    bound = bind(layer(seed=9))
+    cut = Fragments(bound.arena, bound.trained, FRAGMENTS)
+    wanted = flat(layer())
+    places = []
+    for fragment in range(FRAGMENTS):
+        begin, end = cut.bounds(fragment)
+        places.append(np.zeros(cut.length, cut.dtype))
+        places[-1][: end - begin] = wanted[begin:end]
+        places[-1][-1] = 1
+    # The first fragment does not come the first time.
+    brings = [Exchanged(1, 0, None, "accepted"), Exchanged(2, 1, places[1], "accepted")]
+    exchange = Scripted([*brings, Exchanged(3, 0, places[0], "accepted")])
+    bound.collect("the model was made")
+    steps = OuterSteps(cut, lambda values: TorchRule(values, outer))
+    _Streaming(bound, steps, exchange, between=2, overlap=0, keep=0.0).begin()
+    np.testing.assert_array_equal(flat(bound.model), wanted)
+    assert exchange.shares == [[False, False], [False, True]], "it counts only where it has the others' values"
+
+
+def test_a_mean_is_used_if_it_is_one() -> None:
+    usable = partial(is_usable, 1.0, is_fresh=False, is_torn=False, is_whole=True, is_alone=False)
+    assert usable()
+    assert usable(is_torn=True), "all that came is of peers that have values"
+    assert usable(is_whole=False), "nothing came in time: its own values are the mean"
+    assert not usable(is_fresh=True, is_whole=False), "the newcomer's own values are not the others'"
+    assert usable(is_fresh=True, is_whole=False, is_alone=True), "there are no others"
+    torn = partial(is_usable, is_fresh=False, is_torn=True, is_whole=True, is_alone=False)
+    assert not torn(0.5)
+    assert not torn(0.0)
+
+
+def test_a_peer_leaves_also_after_an_exchange_that_failed() -> None:
+    bound = bind(layer())
+    steps = OuterSteps(Fragments(bound.arena, bound.trained, 1), lambda values: TorchRule(values, outer))
+    exchange = NeighbourMean(steps.fragments, "alone", "tcp://127.0.0.1:0", {})
+    streaming = _Streaming(bound, steps, exchange, between=1, overlap=1, keep=0.5)
+    failing = Scripted([])  # it has nothing to bring: IndexError
+    streaming._running = Running(failing, 1)
+    with pytest.raises(IndexError):
+        streaming.close("the peer ends")
+    assert exchange.over
+
+
+def test_a_server_of_fragments_counts_no_late_updates() -> None:
+    with pytest.raises(PlanError, match="in the round of another fragment"):
+        thalweg.Server(thalweg.FragmentApp(layer, fragments=FRAGMENTS), clients=2, stale=1)
+    with thalweg.Server(thalweg.FragmentApp(layer), clients=2, stale=1):
+        pass
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -154,6 +154,15 @@ def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | No
     return Choice(getattr(app, "tensors", None) if tensors is None else tensors).words or None
 
 
+def refuse_late_updates(app: Any) -> None:
+    """Raise PlanError if the app says that an update of one round may not count in another."""
+    if not getattr(app, "takes_late_updates", True):
+        raise PlanError(
+            "a late update would count in the round of another fragment",
+            "Remove aggregation.stale, or the server's stale, or exchange the model whole (fragments=1)",
+        )
+
+
 def evaluates(app: Any) -> bool:
     """Return whether the server can evaluate the app's model: the app has ``test_data`` and ``evaluate``."""
     return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))

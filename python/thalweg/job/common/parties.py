@@ -428,6 +428,8 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
         return Payload.of(payload, plan.job.seed, shared=shared)
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
+        if plan.aggregation.stale is not None:
+            apps.refuse_late_updates(app)
         return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
     beside = algorithms.find(plan.algorithm.name).beside
     return AppServer(known_app(plan, None), tensors=plan.model.tensors, shared=shared, beside=beside, note=note)

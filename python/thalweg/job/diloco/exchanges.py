@@ -27,7 +27,8 @@ FRAGMENT: Final = "fragment"
 class Exchanged:
     """What an exchange has brought.
 
-    ``place`` is the mean of what all sent for ``fragment``; None if there is none, as for the last round of a server.
+    ``place`` is the mean of what all sent for ``fragment``; None if there is none, as after the last round of a server,
+    or if too little of the neighbours' values came.
     ``status`` says what became of this peer's own values: ``accepted``, ``rejected``, ``late``, or ``done`` if the job
     is over. ``others`` are the neighbours whose values are in the mean; a server does not say which.
     """
@@ -145,9 +146,9 @@ class ServerMean:
         else:
             self._next()
         # If the server has gone on without this peer, its model is the mean of a later round.
-        of = number if self.over else self.number - 1
+        mean_round = number if self.over else self.number - 1
         place = None if self.over else self._arena[FRAGMENT].copy()
-        return Exchanged(number, (of - 1) % self._count, place, status)
+        return Exchanged(number, (mean_round - 1) % self._count, place, status)
 
     def _submit(self) -> str:
         try:
@@ -161,6 +162,21 @@ class ServerMean:
     def close(self, reason: str) -> None:
         self.over = True
         self._core.close(reason)
+
+
+def is_usable(share: float, *, is_fresh: bool, is_torn: bool, is_whole: bool, is_alone: bool) -> bool:
+    """Return whether what a node has after an exchange is a mean of peers' values.
+
+    ``share`` is the mean of their shares. ``is_fresh``: the node came late, so its own values count only where nothing
+    of a neighbour arrived. ``is_torn``: only a part of a neighbour's values arrived. ``is_whole``: all values of a
+    neighbour arrived. ``is_alone``: the node has no neighbour.
+    """
+    # The share is one value of a fragment. If only a part of a neighbour's values came, it may not be that of all.
+    if is_torn and abs(share - 1) > 1e-3:
+        return False
+    # A newcomer's own values are those that its model began with. They must not count as the others'.
+    has_own = share > 0 and not is_fresh
+    return has_own or is_whole or is_alone
 
 
 class NeighbourMean:
@@ -245,10 +261,14 @@ class NeighbourMean:
         fragment = (sent - 1) % self._count
         place = self._places[fragment].copy()
         whole = tuple(report.whole)
-        # The share is one value of a fragment. If only a part of a neighbour's values came, it may not be that of all
-        # values.
-        torn = abs(float(place[-1]) - 1) > 1e-3 and any(0 < one.bytes < one.expected for one in report.exchanges)
-        return Exchanged(sent, fragment, None if torn else place, "accepted", whole)
+        usable = is_usable(
+            float(place[-1]),
+            is_fresh=report.fresh,
+            is_torn=any(0 < one.bytes < one.expected for one in report.exchanges),
+            is_whole=bool(whole),
+            is_alone=not self.connected and not any(one.bytes for one in report.exchanges),
+        )
+        return Exchanged(sent, fragment, place if usable else None, "accepted", whole)
 
     def close(self, reason: str) -> None:
         """Leave; the neighbours get this node's last values first, unless they do not take them for ten seconds."""
