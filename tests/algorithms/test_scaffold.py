@@ -144,6 +144,30 @@ def test_a_checkpoint_of_another_model_or_algorithm_is_refused() -> None:
         momentum.load(step_of([3]).state())
 
 
+def test_a_server_whose_clients_are_all_new_forgets_their_control_variates() -> None:
+    """A difference between the server's variate and the mean of the clients' would stay for ever."""
+    arena = _core.Arena(_core.Layout([("w", "F32", [3]), (f"{CONTROL}w", "F32", [3])]))
+    algorithm, tensors = algorithms.find("scaffold"), Arena(arena)
+    step = algorithm.server_step(arena, ["w"], {"server_learning_rate": 1.0}, clients=1)
+    assert isinstance(step, Step)
+    for number in (1, 2):  # the client is new in each round
+        client = Control(tensors, ["w"])
+        step.forget_clients()
+        step.before()
+        np.testing.assert_array_equal(tensors[f"{CONTROL}w"], 0)
+        client.corrections()
+        tensors["w"][...] -= 2.0 * number
+        client.finish({SPAN: 1.0})
+        step.after([Participant(client="a", state="whole", samples=1, metrics={}, coverage=1.0, reason=None)])
+        state = step.state()
+        step = algorithm.server_step(arena, ["w"], {"server_learning_rate": 1.0}, clients=1)
+        assert isinstance(step, Step)
+        step.load(state)
+        # The server's variate is the client's: the gradient of this round alone.
+        step.before()
+        np.testing.assert_array_equal(tensors[f"{CONTROL}w"], 2.0 * number)
+
+
 def test_a_tensor_without_a_shape_has_a_correction_of_no_shape() -> None:
     arena = Arena(_core.Arena(_core.Layout([("w", "F32", []), (f"{CONTROL}w", "F32", [])])))
     correction = Control(arena, ["w"]).corrections()["w"]

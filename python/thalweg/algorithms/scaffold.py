@@ -56,7 +56,7 @@ class Step(ServerStep):
             np.add(control, share * (self._tensors[CONTROL + name] - control), out=control)
 
     def kept(self) -> dict[str, Values]:
-        """Return the rule's state and the control variates, each behind a word of its own."""
+        """Return the rule's state and the control variates, with names that begin with ``RULE`` and ``OWN``."""
         rule = {f"{RULE}{key}": value for key, value in super().kept().items()}
         return rule | {f"{OWN}{name}": control for name, control in zip(self._names, self._controls, strict=True)}
 
@@ -71,6 +71,15 @@ class Step(ServerStep):
             if own.shape != control.shape:
                 raise ValueError("another model")
             own[...] = control
+
+    def forget_clients(self) -> None:
+        """Begin with control variates of 0, as new clients do. The server's is the mean of the clients'.
+
+        The server adds changes of the clients' variates to its own, so a difference to their mean would stay for ever,
+        and would be added to each gradient.
+        """
+        for control in self._controls:
+            control[...] = 0
 
 
 class Control:

@@ -103,6 +103,9 @@ class ServerStep:
         """Take what ``kept`` of an earlier step returned. Raises KeyError or ValueError if it does not fit."""
         self._rule.load(state)
 
+    def forget_clients(self) -> None:
+        """Drop the state that only goes with what clients keep: all clients are new. Most algorithms have none."""
+
     def state(self) -> Arena | None:
         """Return a copy of what ``kept`` returns, each name behind the rule's; None if there is nothing."""
         arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self.kept().items()}

@@ -363,7 +363,7 @@ def hosting(
         record.note(clock_began=began)
         _compare(record, facts, progress)
         try:
-            step = _server_step(plan, party, record)
+            step = _server_step(plan, party, record, command)
         except ThalwegError:
             record.close()
             raise
@@ -427,12 +427,14 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) 
         raise
 
 
-def _server_step(plan: Plan, party: ServerParty, record: RunRecord) -> ServerStep | None:
-    """Return what the server does after each round, with the state of the record that is resumed."""
+def _server_step(plan: Plan, party: ServerParty, record: RunRecord, command: str) -> ServerStep | None:
+    """Return what the server does after each round, with the state of the record that is resumed by ``command``."""
     algorithm = algorithms.find(plan.algorithm.name)
     step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings, clients=plan.job.clients)
     if step is not None:
         step.load(record.state)
+        if command == RUN:  # it starts its clients itself, so that none of them knows of earlier rounds
+            step.forget_clients()
     return step
 
 
