@@ -30,6 +30,8 @@ def is_finished(resume: Path | None, plan: Plan, *, complete_it: bool = True) ->
 
 def say_so(resume: Path, plan: Plan, emit: Callable[[object], None]) -> None:
     """Print that the job of the record ``resume`` is finished: a line for people, and a document for ``--json``."""
-    rounds = plan.job.rounds
+    from thalweg.record import Record
+
+    rounds = Record(resume).rounds_to_keep(plan)  # the record may have more than the plan asks for
     sys.stderr.write(f"all {rounds} rounds of {resume} are done; ask for more with --rounds {rounds + 1}\n")
     emit({"record": str(resume), "status": "complete", "rounds_done": rounds})
