@@ -269,17 +269,27 @@ impl Round {
         part.staleness = number.saturating_sub(part.parcel);
         part.down = TransferReport::new(number, &part.client, Direction::Down);
         part.up = TransferReport::new(number, &part.client, Direction::Up);
+        part.is_all_sent = false;
+        // A client whose link broke and that was back before this round began goes on in the place that it kept.
+        let goes_on = part.state == State::Offered
+            && self.credits.holds(sender)
+            && self.plan.gather == Gather::Concurrent;
+        if goes_on {
+            part.state = State::Sending;
+        }
         self.tally.enter(sender, None, part.state);
-        // It has its grant, or asks again when it is back.
-        self.tally.granted.retain(|&granted| granted != sender);
+        if !goes_on {
+            // The client has its grant already, or asks for it when it is back.
+            self.tally.granted.retain(|&granted| granted != sender);
+        }
         self.parts.insert(sender, part);
     }
 
-    /// The clients whose updates may still count in the next round, if a late update may be `most` rounds
-    /// late: they have the whole model, and the server has not decided about their updates.
-    pub(crate) fn late(&self, now: Time, most: u32) -> BTreeMap<u32, Participant> {
+    /// The clients whose updates may still count in the next round, if an update may be `limit` rounds late:
+    /// they have the whole model, and the server has not decided about their updates.
+    pub(crate) fn late(&self, now: Time, limit: u32) -> BTreeMap<u32, Participant> {
         // With `Partial::Keep` a part of an update may be in the sums of the round that is over.
-        let most = if self.partial == Partial::Keep { 0 } else { most };
+        let limit = if self.partial == Partial::Keep { 0 } else { limit };
         let next = self.plan.number.saturating_add(1);
         let works = |part: &Participant| match part.state {
             State::Training | State::Offered | State::Sending => true,
@@ -288,7 +298,7 @@ impl Round {
         };
         let stays = |part: &Participant| part.state != State::Lost || self.may_come_back(part, now);
         let is_late =
-            |part: &Participant| works(part) && stays(part) && next.saturating_sub(part.parcel) <= most;
+            |part: &Participant| works(part) && stays(part) && next.saturating_sub(part.parcel) <= limit;
         let late = self.parts.iter().filter(|(_, part)| is_late(part));
         late.map(|(&sender, part)| (sender, part.clone())).collect()
     }
@@ -587,9 +597,9 @@ impl Round {
 
     /// Ends the round and returns its results.
     pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
-        let (keep, total) = (self.partial == Partial::Keep, self.total);
+        let (keep, total, started) = (self.partial == Partial::Keep, self.total, self.started);
         let parts: Vec<Participant> =
-            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep, total)).collect();
+            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep, total, started)).collect();
         let transfers: Vec<TransferReport> =
             parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
         let transfers: Vec<TransferReport> =
@@ -618,10 +628,12 @@ fn reason_of(part: &Participant) -> Option<String> {
     part.reason.as_ref().map(|reason| format!("{} {reason}", part.client))
 }
 
-fn close(mut part: Participant, keep: bool, total: u64) -> Participant {
+fn close(mut part: Participant, keep: bool, total: u64, started: Time) -> Participant {
     let reassembly = part.incoming.reassembly();
     part.up.bytes = reassembly.bytes();
-    part.up.receive = reassembly.span();
+    // Bytes of a late update may have arrived before the round began. That time is not this round's.
+    let within = |span: Span| Span { start: span.start.max(started), end: span.end.max(started) };
+    part.up.receive = reassembly.span().map(within);
     (part.up.duplicates, part.up.corrupt) = reassembly.faults();
     part.up.complete = reassembly.is_whole();
     if part.is_in() {

@@ -243,10 +243,10 @@ impl Server {
         if let Some(round) = &self.round {
             return Err(format!("round {} is still under way", round.plan.number));
         }
-        let most = plan.goal.min(plan.expected);
-        if most == 0 || plan.enough > most {
+        let wanted = plan.goal.min(plan.expected);
+        if wanted == 0 || plan.enough > wanted {
             return Err(format!(
-                "{} of {most} updates are wanted: a round needs at least one client and no more updates than clients",
+                "{} of {wanted} updates are wanted: a round needs at least one client and no more updates than clients",
                 plan.enough
             ));
         }

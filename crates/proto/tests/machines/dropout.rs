@@ -1,7 +1,7 @@
 //! Rounds in which most clients vanish, rounds that end with a part of the clients, and updates that come after
 //! their round.
 
-use crate::common::{plan, profile, Path, Profile, Setup, World, SECOND};
+use crate::common::{plan, profile, End, Path, Profile, Setup, World, SECOND};
 use thalweg_proto::{Choice, Partial, RoundPlan, ServerMachine, State, Time, Verdict};
 
 fn name(index: usize) -> String {
@@ -67,21 +67,34 @@ fn an_update_that_is_too_late_is_refused() {
     assert_eq!(world.verdicts(2), [(1, Verdict::Late)]);
 }
 
+/// The upload of c2 takes a second. Half of it has arrived when the two other updates end round 1.
+fn with_a_slow_upload(stale: u32, changed: impl Fn(&mut Profile)) -> World {
+    let slow = Path { rate: 4_000, ..Path::PERFECT };
+    let one = |index: usize| Profile { train: SECOND / 2, ..profile(&name(index)) };
+    let mut profiles: Vec<Profile> = (0..3).map(one).collect();
+    profiles[2].train = SECOND / 100;
+    profiles[2].paths = vec![(slow, Path::PERFECT); 3];
+    changed(&mut profiles[2]);
+    let mut world = World::joined(&Setup { stale, ..Setup::default() }, profiles);
+    let first = world.round(of_two(1), SECOND);
+    world.check(&first);
+    let sent = world.net.payload(2, End::Client);
+    assert!((1000..3000).contains(&sent), "{sent} bytes");
+    world
+}
+
 /// The late update is on its way when the round ends, when there is no round, and when the next begins.
 #[test]
 fn an_upload_goes_on_from_round_to_round() {
     for partial_seconds in [0.3, 0.6, 1.0, 3.0] {
-        let slow = Path { rate: 4_000, ..Path::PERFECT };
-        let mut profiles: Vec<Profile> = (0..3).map(|index| profile(&name(index))).collect();
-        profiles[2].paths = vec![(slow, Path::PERFECT); 3];
-        let mut world = World::joined(&Setup { stale: 3, ..Setup::default() }, profiles);
-        let first = world.round(of_two(1), SECOND);
-        world.check(&first);
+        let mut world = with_a_slow_upload(3, |_| {});
         world.pass(Time::from_secs_f64(partial_seconds));
         let second = world.round(plan(2, 3), 4 * SECOND);
         world.check(&second);
         assert_eq!((second.of("c2").state, second.of("c2").staleness), (State::Whole, 1));
-        let again = world.net.payload(2, crate::common::network::End::Client);
+        let (outcome, length) = (&second.outcome, second.outcome.span.end - second.outcome.span.start);
+        assert!(outcome.communication_seconds <= length.as_secs_f64(), "{outcome:?}");
+        let again = world.net.payload(2, End::Client);
         assert!(
             again <= world.server.bytes() as u64,
             "{partial_seconds}: {again} bytes, and no byte is sent twice"
@@ -117,6 +130,52 @@ fn a_late_client_that_starts_anew_takes_the_newest_model() {
         let second = world.round(plan(2, 3), 20 * SECOND);
         world.check(&second);
         assert_eq!(second.of("c2").state, State::Whole, "{when}");
+    }
+}
+
+/// The server refuses a late update when no round runs. The next round neither waits for it nor counts it.
+#[test]
+fn a_late_update_that_is_refused_between_rounds_is_over() {
+    let mut world = with_a_slow_upload(3, |profile| profile.nan_at = Some(3000));
+    world.pass(3 * SECOND);
+    assert!(matches!(&world.verdicts(2)[..], [(1, Verdict::Rejected(why))] if why.contains("NaN")));
+    let second = world.round(RoundPlan { enough: 1, ..plan(2, 3) }, 20 * SECOND);
+    assert_eq!((second.of("c0").state, second.of("c1").state), (State::Whole, State::Whole));
+    assert_eq!(second.of("c2").staleness, 0, "it takes part in round 2 with the model of round 2");
+}
+
+/// A link breaks in an upload when no round runs, and the client is back before the next round begins.
+#[test]
+fn an_upload_that_breaks_between_rounds_goes_on_in_the_next() {
+    for pause in [SECOND / 2, SECOND] {
+        let mut world = with_a_slow_upload(3, |_| {});
+        world.pass(SECOND / 4);
+        world.cut(2);
+        world.pass(pause);
+        let second = world.round(plan(2, 3), 20 * SECOND);
+        world.check(&second);
+        assert_eq!((second.of("c2").state, second.of("c2").staleness), (State::Whole, 1), "{pause:?}");
+        let sent = world.net.payload(2, End::Client);
+        assert!(sent < 2 * world.server.bytes() as u64, "what had arrived is kept: {sent} bytes");
+    }
+}
+
+/// A new process of a late client joins when no round runs. It takes part in the next round.
+#[test]
+fn a_late_client_that_starts_anew_between_rounds_takes_part_in_the_next() {
+    for is_uploading in [false, true] {
+        let mut world = if is_uploading { with_a_slow_upload(2, |_| {}) } else { with_a_slow_one(2, 2) };
+        if !is_uploading {
+            let first = world.round(of_two(1), SECOND);
+            world.check(&first);
+        }
+        world.pass(SECOND / 4);
+        world.kill(2);
+        world.restart(2);
+        world.pass(SECOND);
+        let second = world.round(plan(2, 3), 20 * SECOND);
+        world.check(&second);
+        assert_eq!((second.of("c2").state, second.of("c2").staleness), (State::Whole, 0));
     }
 }
 

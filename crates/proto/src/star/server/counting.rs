@@ -65,6 +65,9 @@ impl Server {
             current.reject(now, sender, reason);
         }
         self.answer(sender, round, Err(reason.into()));
+        if self.round.is_none() {
+            self.drop_late(sender);
+        }
     }
 
     /// Tells the process that sent the update its result, at once or when it is back. The result does not

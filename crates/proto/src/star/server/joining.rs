@@ -68,6 +68,9 @@ impl Server {
 
     pub(super) fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
         self.set_duty(sender, Duty::Idle);
+        if self.round.is_none() {
+            self.drop_late(sender);
+        }
         self.drop_staging_of(sender);
         self.assign(now, sender, holes);
         self.say_closed(sender);

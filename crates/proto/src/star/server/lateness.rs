@@ -14,12 +14,12 @@ impl Server {
     /// Takes the late clients into the round that begins. Tells those that are too late that their round is
     /// over.
     pub(super) fn adopt_late(&mut self, now: Time) {
-        let most = self.config.stale;
+        let limit = self.config.stale;
         let mut sent = Vec::new();
         for (sender, part) in std::mem::take(&mut self.late) {
             let Some(round) = &mut self.round else { return };
             let parcel = part.parcel;
-            if round.plan.number.saturating_sub(parcel) > most {
+            if round.plan.number.saturating_sub(parcel) > limit {
                 self.forget_late(sender, parcel);
                 continue;
             }
@@ -45,6 +45,17 @@ impl Server {
         if let Some(link) = self.roster.link_of(sender) {
             self.roster.on_link(link, |served| served.upload = None);
             self.roster.send(link, Control::Closed { parcel });
+        }
+    }
+
+    /// Between rounds: drops what has arrived of a late client's update. The client takes part in the next
+    /// round like all others.
+    pub(super) fn drop_late(&mut self, sender: u32) {
+        if self.late.remove(&sender).is_some() {
+            if self.rates.holds(sender) {
+                self.roster.want(super::RoundAction::Unstage { sender });
+            }
+            self.rates.release(sender);
         }
     }
 

@@ -49,9 +49,9 @@ impl World {
                 let late = self.server.stale > 0;
                 let outcome = self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
                     // A late update is of an earlier round. `World::check` compares it with the right one.
-                    let of = |round: u32| made.get(&(name.to_string(), round)).into_iter().flatten();
+                    let made_in = |round: u32| made.get(&(name.to_string(), round)).into_iter().flatten();
                     let sent = |round: u32| {
-                        of(round).any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
+                        made_in(round).any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
                     };
                     nan || sent(round) || late && (1..round).any(sent)
                 });
