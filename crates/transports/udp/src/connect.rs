@@ -99,7 +99,8 @@ impl<'a> Attempt<'a> {
         };
         match failed {
             None => by_tcp.await,
-            // Nothing but a closed port refuses at once: then both attempts are refused.
+            // TCP failed. Datagrams may still pass. If they fail too, TCP's error says more, unless the peer
+            // refused this end.
             Some(error) => by_datagrams.await.map_err(|met| if is_refusal(&met) { met } else { error }),
         }
     }

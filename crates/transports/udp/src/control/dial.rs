@@ -71,7 +71,7 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
                     return;
                 }
             }
-            // It tells of the network. The path may come back.
+            // The system reports a problem of the network, which may pass. Read on.
             Err(_) => tokio::task::yield_now().await,
         }
     }

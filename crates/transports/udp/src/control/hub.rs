@@ -81,7 +81,7 @@ impl Desk {
     async fn read(self) {
         let mut buffer = vec![0; SLOTS * SLOT];
         loop {
-            // An error is of an ICMP message. The next call works again.
+            // An error reports an ICMP message about an earlier packet. The next call reads again.
             let _ = self.socket.socket.readable().await;
             let mut metas = [RecvMeta::default(); SLOTS];
             let mut slices: [IoSliceMut; SLOTS] = {

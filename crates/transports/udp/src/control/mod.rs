@@ -7,8 +7,8 @@
 //!    Only now the listener makes its end of the [stream].
 //!
 //! The stream carries the same bytes as the TCP connection would: TLS if the job has it, and in it the tcp
-//! transport's frames. So certificates, tokens and the keys of datagrams are as they are over TCP, and whoever
-//! forges a packet can do no more than break the link.
+//! transport's frames. So certificates, tokens and the keys of datagrams are as they are over TCP. With TLS a forged
+//! packet can end the link, but changes nothing in it. Without TLS it can change the bytes, as over TCP.
 
 pub(crate) mod cookie;
 pub(crate) mod dial;

@@ -19,7 +19,8 @@ use tokio::time::sleep_until;
 use super::packet::{Cookie, Id, Packet};
 use super::stream::{clock, slower, Stream, RAREST, UNMEASURED};
 
-/// Maximum number of packets that one event sends, so that no stream keeps a thread.
+/// Maximum number of packets that one event sends, so that one stream does not hold up the
+/// others of its thread.
 const AT_ONCE: usize = 64;
 /// The least time for which a closed stream waits for the peer to have received its last bytes.
 const FAREWELL: Duration = Duration::from_secs(1);

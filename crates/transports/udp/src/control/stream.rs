@@ -38,7 +38,8 @@ const SILENT: u32 = 4;
 const OVERTAKEN: u32 = 3;
 /// Packets over which the loss is averaged.
 const AVERAGED: f64 = 64.0;
-/// How long the least round trip counts. The path may have become longer since.
+/// How long the least round trip counts. After that a longer one is taken, because the route may have
+/// changed.
 const LEAST_TRIP: Duration = Duration::from_secs(10);
 
 /// A pause that grows slowly with the number of repetitions that got no answer.
@@ -275,7 +276,8 @@ impl Stream {
             return;
         };
         if offset > reached {
-            // An honest peer's segments are full, except the last of each write.
+            // Few short segments are kept, so that many small ones do not take memory beyond their bytes. An
+            // honest peer's segments are full, except the last of each write.
             let room = self.early_bytes + bytes.len() <= self.window as usize;
             if room && self.early.len() < self.window as usize / 256 && !self.early.contains_key(&offset) {
                 self.early_bytes += bytes.len();
