@@ -138,7 +138,7 @@ fn a_late_client_that_starts_anew_takes_the_newest_model() {
 fn a_late_update_that_is_refused_between_rounds_is_over() {
     let mut world = with_a_slow_upload(3, |profile| profile.nan_at = Some(3000));
     world.pass(3 * SECOND);
-    assert!(matches!(&world.verdicts(2)[..], [(1, Verdict::Rejected(why))] if why.contains("NaN")));
+    assert!(matches!(world.verdicts(2), [(1, Verdict::Rejected(why))] if why.contains("NaN")));
     let second = world.round(RoundPlan { enough: 1, ..plan(2, 3) }, 20 * SECOND);
     assert_eq!((second.of("c0").state, second.of("c1").state), (State::Whole, State::Whole));
     assert_eq!(second.of("c2").staleness, 0, "it takes part in round 2 with the model of round 2");
