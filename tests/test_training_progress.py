@@ -32,6 +32,7 @@ class App:
         return ()
 
     def train(self, model, data, config):
+        print('{"say": "trained", "round": 1e999, "fraction": 0.5}', flush=True)  # an app may print anything
         print("an unfinished line", end="", flush=True)
         for step in range(4):
             model["w"][:] += 1

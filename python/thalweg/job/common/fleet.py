@@ -276,7 +276,7 @@ class Fleet(Generic[AnyOrder]):
             with suppress(KeyError, TypeError):  # the line is output of the app
                 member.report = Report.of(line)
         elif line["say"] == Trained.say:
-            with suppress(KeyError, TypeError, ValueError):  # an app may print anything
+            with suppress(KeyError, TypeError, ValueError, OverflowError):  # an app may print anything
                 self._trained(member.name, Trained.of(line))
         elif self._on_line is not None:
             self._on_line(member.name, line)
