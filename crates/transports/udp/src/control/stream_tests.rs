@@ -28,13 +28,16 @@ impl Network {
     }
 }
 
+/// A packet on its way: when it arrives, its number, the end that gets it, and its bytes.
+type InFlight = (Duration, u64, usize, Vec<u8>);
+
 /// Both ends, and the packets between them.
 struct World {
     network: Network,
     rng: Rng,
     now: Duration,
     ends: [Stream; 2],
-    packets: BinaryHeap<Reverse<(Duration, u64, usize, Vec<u8>)>>,
+    packets: BinaryHeap<Reverse<InFlight>>,
     count: u64,
 }
 
