@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use thalweg_tcp::line::{serve, HoledStreams};
@@ -29,6 +30,12 @@ pub type Make = fn(Ends, &Options) -> Result<Arc<dyn Link>>;
 const MAX_READY: usize = 256;
 /// How often the system may choose a port for TCP that another program uses for UDP.
 const PORTS: usize = 16;
+
+/// How long to try for a port that is in use. The tasks of a listener that was closed a moment ago may still hold
+/// its socket, and end shortly after.
+const REOPENING: Duration = Duration::from_secs(1);
+/// How often to try.
+const REOPENING_PAUSE: Duration = Duration::from_millis(10);
 
 /// The listener of a datagram transport.
 pub struct DatagramListener {
@@ -77,16 +84,18 @@ async fn both(
     at: SocketAddr,
     options: &Options,
 ) -> Result<(Box<dyn Listener>, Hub, mpsc::Receiver<Newcomer>)> {
-    let mut tries = 0;
+    let (mut tries, began) = (0, Instant::now());
     loop {
         let inner = Tcp.listen(&control_address(at), &control_options(options)).await?;
         let port = inner.address().port.unwrap_or_default();
         match hub::open(SocketAddr::new(at.ip(), port)) {
             Ok((hub, new)) => return Ok((inner, hub, new)),
-            Err(error) if at.port() != 0 || error.kind() != ErrorKind::InUse || tries == PORTS => {
-                return Err(error)
+            Err(error) if error.kind() != ErrorKind::InUse => return Err(error),
+            Err(_) if at.port() == 0 && tries < PORTS => tries += 1,
+            Err(_) if at.port() != 0 && began.elapsed() < REOPENING => {
+                tokio::time::sleep(REOPENING_PAUSE).await
             }
-            Err(_) => tries += 1,
+            Err(error) => return Err(error),
         }
     }
 }

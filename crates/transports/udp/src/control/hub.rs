@@ -31,14 +31,19 @@ const SLOT: usize = 64 << 10;
 /// A new stream, and the peer's address.
 pub(crate) type Newcomer = (Line, String);
 
-/// The socket, and the task that reads it. Dropping this ends the task, and no stream begins any more.
+/// The socket, and the task that reads it. Dropping this ends the task: no stream begins any more, and those that
+/// go on break, because nobody reads their packets.
 pub(crate) struct Hub {
     task: AbortHandle,
+    pipes: Pipes,
 }
 
 impl Drop for Hub {
     fn drop(&mut self) {
         self.task.abort();
+        // A stream that waits for its last bytes to be acknowledged would keep the port in use.
+        let pipes: Vec<Arc<Pipe>> = lock(&self.pipes).values().cloned().collect();
+        pipes.iter().for_each(|pipe| pipe.fail(io::ErrorKind::ConnectionAborted));
     }
 }
 
@@ -59,8 +64,9 @@ pub(crate) fn open(at: SocketAddr) -> Result<(Hub, mpsc::Receiver<Newcomer>)> {
         pipes: Arc::default(),
         newcomers,
     };
+    let pipes = desk.pipes.clone();
     let task = tokio::spawn(desk.read()).abort_handle();
-    Ok((Hub { task }, new))
+    Ok((Hub { task, pipes }, new))
 }
 
 type Pipes = Arc<Mutex<HashMap<Id, Arc<Pipe>>>>;
