@@ -88,34 +88,36 @@ impl<'a> Attempt<'a> {
                 // What was refused, TCP would not get either.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(_) => None,
-                done => return done,
+                Ok(made) => return made,
             },
             met = &mut by_tcp => match met {
                 // What was refused, datagrams would not get either.
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => Some(error),
-                done => return done,
+                Ok(made) => return made,
             },
         };
         match failed {
-            None => by_tcp.await,
+            None => by_tcp.await?,
             // TCP failed. Datagrams may still pass. If they fail too, TCP's error says more, unless the peer
             // refused this end.
-            Some(error) => by_datagrams.await.map_err(|met| if is_refusal(&met) { met } else { error }),
+            Some(error) => by_datagrams.await.map_err(|met| if is_refusal(&met) { met } else { error })?,
         }
     }
 
-    /// The link whose control messages go by datagrams.
-    async fn by_datagrams(&self, line: Line, pipe: &Pipe) -> Result<Arc<dyn Link>> {
+    /// The link whose control messages go by datagrams. Once both ends have met, an error of making the link is
+    /// this end's own, such as a trace that cannot be written, and the other way would not help.
+    async fn by_datagrams(&self, line: Line, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
         let address = control_address(self.to);
         pipe.answered().await.map_err(|e| Error::io(CONNECT, &address, &e))?;
         let inner = line::connect(Arc::new(line), &address, &self.control).await?;
         let ends = hello::ask(inner, self.to.ip(), self.options, self.dialect).await?;
-        (self.make)(ends, self.options)
+        Ok((self.make)(ends, self.options))
     }
 
-    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass.
-    async fn by_tcp(&self, pipe: &Pipe) -> Result<Arc<dyn Link>> {
+    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass. Errors are as with
+    /// [`Attempt::by_datagrams`].
+    async fn by_tcp(&self, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
         let began = Instant::now();
         let alone = async {
             sleep(HEAD_START).await;
@@ -132,12 +134,12 @@ impl<'a> Attempt<'a> {
         let until = (began + NO_DATAGRAM).max(Instant::now() + 4 * trip);
         let answered = timeout(until.saturating_duration_since(Instant::now()), pipe.answered()).await;
         if !matches!(answered, Ok(Ok(()))) {
-            return over_tcp::ask(inner, self.dialect).await;
+            return over_tcp::ask(inner, self.dialect).await.map(Ok);
         }
         let asking = hello::ask(inner, self.to.ip(), self.options, self.dialect);
         match timeout(NO_SOCKETS.max(8 * trip), asking).await {
-            Ok(ends) => (self.make)(ends?, self.options),
-            Err(_) => over_tcp::ask(self.by_kernel().await?, self.dialect).await,
+            Ok(ends) => Ok((self.make)(ends?, self.options)),
+            Err(_) => over_tcp::ask(self.by_kernel().await?, self.dialect).await.map(Ok),
         }
     }
 
