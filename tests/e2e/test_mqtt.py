@@ -73,21 +73,26 @@ def narrow(tmp_path: Path) -> Iterator[str]:
     broker.communicate()
 
 
+CHUNKS = '[transport]\nchunk = "256KiB"\n'
+
+
 @pytest.mark.parametrize("options", [(), ("--option", "version=3.1.1", "--option", "max_packet=100000")])
 def test_chunks_are_as_small_as_a_broker_wants_them(
     result: Run, tmp_path: Path, narrow: str, options: tuple[str, ...]
 ) -> None:
-    """Chunks have 262,144 bytes unless the broker accepts only smaller messages."""
+    """Chunks have 262,144 bytes, as the plan says, unless the broker accepts only smaller messages."""
+    (tmp_path / "plan.toml").write_text(CHUNKS)
     job = ("--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
-    done = result("run", "--transport", narrow, *job, *options)
+    done = result("run", "plan.toml", "--transport", narrow, *job, *options)
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
     log = (tmp_path / done["record"] / "log.txt").read_text()
     assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, for the broker takes no longer messages", log)
 
 
 def test_a_broker_limit_that_is_not_announced_is_explained(start: Start, tmp_path: Path, narrow: str) -> None:
+    (tmp_path / "plan.toml").write_text(CHUNKS)
     job = ("--model", "payload:1MiB", "--clients", "1", "--rounds", "1", "--deadline", "5")
-    program = start("run", "--transport", narrow, *job, "--option", "version=3.1.1")
+    program = start("run", "plan.toml", "--transport", narrow, *job, "--option", "version=3.1.1")
     said = program.until("before it had taken the longest message so far, of 262")
     assert "max_packet" in said
     program.process.terminate()
