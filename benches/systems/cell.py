@@ -115,7 +115,9 @@ class Parties:
     def log(self, index: int) -> str:
         """Return the last words of a party, without the names of folders of this machine."""
         text = (self.folder / f"{index}.log").read_text(errors="replace").strip()
-        return text.replace(f"{FOLDER}/", "").replace(f"{self.folder}/", "")[-600:]
+        for folder in (FOLDER, self.folder, sys.base_prefix):
+            text = text.replace(f"{folder}/", "")
+        return text[-600:]
 
     def sample(self) -> None:
         for group in self.groups:
