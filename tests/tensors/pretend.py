@@ -8,6 +8,7 @@ device.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ class Device:
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], object]] = []
+        # Clients in several threads share the device. Whoever waits for it also waits for copies that another one runs.
+        self.lock = threading.RLock()
         #: Bytes of each copy, by its direction.
         self.copies: dict[str, list[int]] = {"to device": [], "to host": []}
         #: Bytes of the memory that was allocated on the device.
@@ -36,9 +39,10 @@ class Device:
         self.refuses = False
 
     def synchronize(self, _device: object = None) -> None:
-        queue, self.queue = self.queue, []
-        for copy in queue:
-            copy()
+        with self.lock:
+            queue, self.queue = self.queue, []
+            for copy in queue:
+                copy()
 
     # The part of torch.cuda that the code under test uses. The device itself serves as stream and as event.
 
@@ -72,7 +76,8 @@ class Device:
         into, values = plain(target), plain(source)
         if on_device != (True, True):
             self.copies["to device" if on_device[0] else "to host"].append(values.nbytes)
-        self.queue.append(partial(into.copy_, values))
+        with self.lock:
+            self.queue.append(partial(into.copy_, values))
         if blocks:
             self.synchronize()
 

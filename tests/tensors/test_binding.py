@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +117,13 @@ WAYS: list[Callable[[Any], None]] = [
 ]
 
 
+def checked(model: Any) -> Binding:
+    """Bind a model and check it once more, so that the next check compares it with what this one has found."""
+    bound = bind(model)
+    assert bound.collect("train()") == []
+    return bound
+
+
 def agrees(bound: Binding) -> bool:
     """Return whether every tensor of the model is a view of the arena's memory."""
     by_name = slots(bound.model)
@@ -126,7 +135,7 @@ def agrees(bound: Binding) -> bool:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_what_training_moves_is_brought_back(way: Callable[[Any], None]) -> None:
-    bound = bind(network())
+    bound = checked(network())
     way(bound.model)
     trained = {name: slot.tensor.detach().clone() for name, slot in slots(bound.model).items()}
     assert bound.collect("train()"), "it moved something"
@@ -139,7 +148,7 @@ def test_what_training_moves_is_brought_back(way: Callable[[Any], None]) -> None
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_new_global_model_is_seen_whatever_the_last_round_left(way: Callable[[Any], None]) -> None:
-    bound = bind(network())
+    bound = checked(network())
     way(bound.model)
     np.asarray(bound.arena.core)[:] = 0
     bound.restore("the last round")
@@ -223,7 +232,7 @@ def pruned(model: Any) -> None:
     ],
 )
 def test_what_cannot_be_brought_back_is_an_error_that_changes_nothing(way: Callable[[Any], None], words: str) -> None:
-    bound = bind(network())
+    bound = checked(network())
     by_data(bound.model)
     way(bound.model)
     before = bytes(np.asarray(bound.arena.core))
@@ -235,12 +244,37 @@ def test_what_cannot_be_brought_back_is_an_error_that_changes_nothing(way: Calla
         bound.restore("train()")
 
 
+@pytest.mark.parametrize("way", [gone, shorter, more, one, pruned], ids=lambda way: way.__name__)
+def test_a_change_of_the_modules_alone_is_seen(way: Callable[[Any], None]) -> None:
+    bound = checked(network())
+    way(bound.model)
+    with pytest.raises(ModelError, match=r"after train\(\)"):
+        bound.collect("train()")
+
+
+def test_a_tensor_in_place_of_none_is_seen() -> None:
+    bound = checked(nn.Linear(2, 2, bias=False))
+    bound.model.bias = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ModelError, match="new tensor 'bias'"):
+        bound.collect("train()")
+
+
+def test_a_tensor_that_is_replaced_is_freed_at_once() -> None:
+    bound = checked(network())
+    module, weight = weakref.ref(bound.model[0]), weakref.ref(bound.model[2].weight)
+    by_new_submodule(bound.model)
+    by_new_parameters(bound.model)
+    gc.collect()
+    assert (module(), weight()) == (None, None)
+
+
 def test_ties_that_are_cut_are_tied_again_if_the_values_agree() -> None:
-    bound = bind(Tied())
+    bound = checked(Tied())
     assert [name for name, *_ in bound.arena.layout.tensors] == ["embed.weight", "body.weight", "body.bias"]
     by_state_dict(bound.model)
     assert bound.collect("train()") == ["embed.weight", "body.weight", "body.bias"]
     assert bound.model.head.weight is bound.model.embed.weight
+    assert bound.collect("train()") == []
     bound.model.head.weight = nn.Parameter(torch.zeros(5, 3))
     with pytest.raises(ModelError, match=r"'embed\.weight' and 'head\.weight', which were tied, have different values"):
         bound.collect("train()")
@@ -558,4 +592,6 @@ def test_a_thousand_tensors_are_looked_at_once_each(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("thalweg.tensors.binding.slots", counted)
     assert bound.collect("train()") == []
     assert asked == 1000
+    assert bound.collect("train()") == []
+    assert asked == 1000, "a model as it was needs no second look"
     assert isinstance(bound.arena.core, _core.Arena)

@@ -3,8 +3,8 @@
 Only the arena's memory is sent. Training code can silently move a tensor out of it: by ``p.data = ...``,
 ``module.to(...)``, ``load_state_dict(assign=True)``, a new ``nn.Parameter`` or another submodule. So each tensor is
 checked before training and before sending. If a tensor has moved, its values are copied back, and the model uses the
-arena again. A tensor that is missing, is new, or has another shape or element type is an error. The check takes a few
-microseconds per tensor and reads no values.
+arena again. A tensor that is missing, is new, or has another shape or element type is an error. The check reads no
+values. It is short while a model has the modules and tensors that it had before (``thalweg.tensors.seen``).
 
 A tensor that is on an accelerator when the model is bound stays there. Its values are copied to the arena after
 training and back before it (``thalweg.tensors.device``).
@@ -12,16 +12,18 @@ training and back before it (``thalweg.tensors.device``).
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from thalweg import _core
 from thalweg.errors import ModelError
 from thalweg.tensors.arena import Arena, describe_array
 from thalweg.tensors.choosing import Choice, Named
 from thalweg.tensors.device import DeviceCopies
+from thalweg.tensors.seen import Seen
 from thalweg.tensors.travelling import Group, Slot, address_of, chosen, memory_of, refuse_overlaps, slots
 from thalweg.ui.phrases import listed
 from thalweg.ui.units import format_bytes
@@ -229,10 +231,13 @@ class ModuleBinding(Binding):
         self.personal = selection.personal
         self._places = [self._place(group) for group in selection.groups]
         devices = {place.device for place in self._places if place.device is not None}
-        # The tensors on accelerators: the name and the place of each.
-        self._away = [
-            (place.names[0], self.arena.tensor(place.names[0])) for place in self._places if place.device is not None
-        ]
+        # The tensors on accelerators: the view of each one's place by name, and a weak reference to each.
+        self._away = {
+            place.names[0]: self.arena.tensor(place.names[0]) for place in self._places if place.device is not None
+        }
+        self._on_device: Mapping[str, Callable[[], torch.Tensor | None]] = {}
+        # The model as a check has found it in which no tensor had moved.
+        self._seen: Seen | None = None
         if devices:
             self.devices = sorted(map(str, devices))
             self.copies = DeviceCopies(self.arena.core, devices)
@@ -245,18 +250,31 @@ class ModuleBinding(Binding):
     def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         if self.copies is not None:
             self.copies.wait()
-        present = slots(self.model)
-        moved = self._bring_back(present, when, from_model=from_model)
+        moved = [] if self._seen is not None and self._seen.stands() else self._look(when, from_model=from_model)
         if self.copies is not None:
-            present = slots(self.model) if moved else present
-            pairs = {name: (present[name].tensor, view) for name, view in self._away}
+            # The model has each of these tensors, as the check has just found.
+            pairs = {name: (cast("torch.Tensor", self._on_device[name]()), view) for name, view in self._away.items()}
             if not from_model:
                 self.copies.load(pairs.values(), wait=wait)
             else:
                 # The arena has the values of a tensor that has moved, and the tensor's new memory has not.
                 new = [pairs.pop(name) for name in moved if name in pairs]
                 self.copies.store(pairs.values())
-                self.copies.load(new, wait=True)
+                if new:
+                    self.copies.load(new, wait=True)
+        return moved
+
+    def _look(self, when: str, *, from_model: bool) -> list[str]:
+        """Check all tensors, move those back that have moved, and return their names."""
+        self._seen = None
+        present = slots(self.model)
+        moved = self._bring_back(present, when, from_model=from_model)
+        # A new tensor stays at home as long as it is not trainable, if the choice says so: then each check looks again.
+        if not moved and present.keys() <= self._known:
+            self._seen = Seen(self.model, (present[name] for place in self._places for name in place.names))
+        elif self._away:
+            present = slots(self.model)
+        self._on_device = {name: weakref.ref(present[name].tensor) for name in self._away}
         return moved
 
     def _bring_back(self, present: Mapping[str, Slot], when: str, *, from_model: bool) -> list[str]:

@@ -7,7 +7,8 @@ By turns, for VGG-16 (528 MiB, few large tensors) and GPT-2-mini (3.3 MiB, many 
 - unchecked: the same without the checks, to show their cost.
 - Flower: flwr 1.42 converts a ``state_dict`` to the bytes of a message and back.
 
-Then rounds of one client, whose model is on CUDA or on the CPU. Both jobs must give the same bits.
+Then rounds of one client, whose model is on CUDA or on the CPU, and of four clients on one GPU. Both jobs must give the
+same bits. benches/gpu/results has results by device and date.
 """
 
 from __future__ import annotations
@@ -56,7 +57,21 @@ def gpu() -> list[Figure]:
     for name, build in MODELS.items():
         note(f"{name} on {torch.cuda.get_device_name()}")
         figures += [*_copies(name, build), *(_rounds(name, build, link) for link in ("shm", "tcp"))]
+    figures.append(_rounds("VGG-16", vgg16, "shm", clients=4))
+    for figure in figures:
+        figure.details["device"] = _device()
     return figures
+
+
+def _device() -> dict[str, str]:
+    """Return the names and versions on which the figures depend."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+    }
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -209,13 +224,16 @@ class App:
 
 
 class Job:
-    """A server on the CPU and a client whose model is on ``device``."""
+    """A server on the CPU, and clients whose models are on ``device``."""
 
-    def __init__(self, build: Callable[[], Any], device: str, url: str) -> None:
-        self.server = Server(App(build, "cpu"), clients=1, listen=url)
-        self.client = Client(App(build, device), self.server.address, name="client")
-        self.thread = threading.Thread(target=self.client.run)
-        self.thread.start()
+    def __init__(self, build: Callable[[], Any], device: str, url: str, clients: int) -> None:
+        self.server = Server(App(build, "cpu"), clients=clients, listen=url, deterministic=clients > 1)
+        self.clients = [
+            Client(App(build, device), self.server.address, name=f"client-{number}") for number in range(clients)
+        ]
+        self.threads = [threading.Thread(target=client.run) for client in self.clients]
+        for thread in self.threads:
+            thread.start()
         self.server.wait()
 
     def round(self) -> float:
@@ -228,14 +246,15 @@ class Job:
 
     def close(self) -> None:
         self.server.close()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join()
 
 
-def _rounds(name: str, build: Callable[[], Any], link: str) -> Figure:
-    """Run rounds of two jobs in turn: one client's model is on CUDA, the other's on the CPU."""
+def _rounds(name: str, build: Callable[[], Any], link: str, clients: int = 1) -> Figure:
+    """Run rounds of two jobs in turn: the models of one job's clients are on CUDA, of the other's on the CPU."""
     import torch
 
-    jobs = {where: Job(build, where, f"{link}://127.0.0.1:0") for where in ("cuda", "cpu")}
+    jobs = {where: Job(build, where, f"{link}://127.0.0.1:0", clients) for where in ("cuda", "cpu")}
     seconds: dict[str, list[float]] = {where: [] for where in jobs}
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
@@ -246,8 +265,8 @@ def _rounds(name: str, build: Callable[[], Any], link: str) -> Figure:
             seconds[where].append(job.round())
         equal = equal and jobs["cuda"].bits() == jobs["cpu"].bits()
     extra = torch.cuda.max_memory_allocated() - held
-    arena = jobs["cuda"].client.arena
-    pinned = arena.tensor(next(iter(arena))).is_pinned()
+    arenas = [client.arena for client in jobs["cuda"].clients]
+    pinned = all(arena.tensor(next(iter(arena))).is_pinned() for arena in arenas)
     for job in jobs.values():
         job.close()
     spread = {where: Spread.of(times[1:]) for where, times in seconds.items()}
@@ -255,7 +274,7 @@ def _rounds(name: str, build: Callable[[], Any], link: str) -> Figure:
         f"model on CUDA {spread['cuda'].text(1e3, 2)} ms, on the CPU {spread['cpu'].text(1e3, 2)} ms, bits equal: "
         f"{equal}, {extra} B more on the device, pinned: {pinned}"
     )
-    label = f"{name}, a round of one client over {link}"
+    label = f"{name}, a round of {clients} {'client' if clients == 1 else 'clients'} over {link}"
     details = {"seconds": seconds, "bits_equal": equal, "extra_bytes": extra}
     return Figure(label, value, "bits equal, 0 B more", equal and extra == 0, details)
 
