@@ -77,6 +77,29 @@ def close(*processes: ForkedProcess) -> None:
         process.stdout.close()
 
 
+def test_a_server_that_is_started_early_forks_the_processes_and_takes_their_log(
+    server: ForkServer, log: IO[bytes]
+) -> None:
+    server.prepare()
+    early = server.pid
+    process = server.start(log)
+    assert early == server.pid
+    ids = ask(process, "ids")
+    assert isinstance(ids, list)
+    assert ids[1] == early
+    assert Path(f"/proc/{early}/fd/2").readlink() == Path(log.name)
+    close(process)
+
+
+def test_a_server_that_is_not_needed_ends_at_once(server: ForkServer) -> None:
+    server.prepare()
+    early = server.pid
+    assert early is not None
+    server.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(early, 0)
+
+
 def test_a_process_ends_with_the_exit_code_of_its_program(server: ForkServer, log: IO[bytes]) -> None:
     processes = [server.start(log) for _ in range(3)]
     assert [process.poll() for process in processes] == [None] * 3

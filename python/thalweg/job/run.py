@@ -6,7 +6,7 @@ has its clients in threads. A job on a graph has no server: ``thalweg.job.graph.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,16 @@ from thalweg import _core, apps, machine
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common.broker import Attached, attached
-from thalweg.job.common.fleet import END_SECONDS, ClientOrder, Fleet, Orders, client_threads, take_orders
+from thalweg.job.common.fleet import (
+    END_SECONDS,
+    ClientOrder,
+    Fleet,
+    ForkServers,
+    Orders,
+    client_threads,
+    prepared,
+    take_orders,
+)
 from thalweg.job.common.parties import NamedApp, modules_of, round_config
 from thalweg.job.common.session import Session, session
 from thalweg.job.star.host import Host, Result, hosting
@@ -61,6 +70,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     with (
         session(plan, names, progress.note) as network,
         attached(plan, network, server_trust, progress.note) as broker,
+        _prepared(plan, in_process=in_process) as servers,
         hosting(plan, broker.url, broker.trusting(server_trust), progress, resume, session=network) as host,
     ):
         progress.note(f"record: {host.record.path}")
@@ -76,6 +86,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             work=take_orders,
             modules=modules_of(plan),
             on_training=progress.trained,
+            servers=servers,
         )
         try:
             if nodes is not None:
@@ -90,6 +101,14 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         # Measured before `hosting` writes the record's tables, so that the memory of pyarrow does not count.
         server_peak = machine.peak_rss_bytes()
     return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
+
+
+def _prepared(plan: Plan, *, in_process: bool) -> AbstractContextManager[ForkServers | None]:
+    """Let the clients' process import PyTorch while this one does. Which modules an app needs is not known yet."""
+    modules = [] if in_process or plan.app is not None else modules_of(plan)
+    if not modules:
+        return nullcontext()
+    return prepared(modules, client_threads(plan.training.threads, plan.job.clients))
 
 
 def _spare(plan: Plan) -> int:

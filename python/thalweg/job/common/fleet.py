@@ -11,11 +11,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Generic
+from typing import IO, TYPE_CHECKING, Final, Generic, TypeAlias
 
 from thalweg import _core, apps, machine, training_progress, wire
 from thalweg.apps.received_config import ReceivedConfig
@@ -43,6 +43,8 @@ OnEnd = Callable[[str, str], None]
 OnTraining = Callable[[str, int, float], None]
 # Called with a line that a process writes while it works, in the thread that watches this process.
 OnLine = Callable[[str, Line], None]
+# One for each number of threads, because libraries read it from the environment when they are imported.
+ForkServers: TypeAlias = dict[int | None, ForkServer]
 
 
 @dataclass
@@ -135,6 +137,22 @@ class Orders:
         )
 
 
+@contextmanager
+def prepared(modules: Sequence[str], threads: int | None) -> Iterator[ForkServers]:
+    """Start the fork server of a fleet that does not exist yet, so that both processes of a run import at once."""
+    server = _fork_server(WORKER, modules, threads)
+    server.prepare()
+    try:
+        yield {threads: server}
+    finally:
+        server.close()
+
+
+def _fork_server(program: str, modules: Sequence[str], threads: int | None) -> ForkServer:
+    given = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return ForkServer(program, modules, {**os.environ, **given})
+
+
 class Fleet(Generic[AnyOrder]):
     """The clients of a run. They are processes, or threads if the transport works only inside one process."""
 
@@ -149,20 +167,21 @@ class Fleet(Generic[AnyOrder]):
         modules: Sequence[str] = (),
         on_line: OnLine | None = None,
         on_training: OnTraining | None = None,
+        servers: ForkServers | None = None,
     ) -> None:
         """Store the settings; start nothing. ``on_end`` is called for each client that ends early.
 
         A client's process runs the module ``program``; a client's thread runs ``work``. ``modules`` are what each
         process would import. With ``on_line`` a process's standard input stays open for ``send``, and ``on_line`` gets
         the lines that it writes while it works. ``on_training`` gets how much of its training a client has done.
+        ``servers`` are of ``prepared``.
         """
         self._log = log
         self._on_end = on_end
         self._on_line, self._on_training = on_line, on_training
         self._in_process = in_process
         self._work, self._program, self._modules = work, program, modules
-        # One for each number of threads, because libraries read it from the environment when they are imported.
-        self._servers: dict[int | None, ForkServer] = {}
+        self._servers: ForkServers = {} if servers is None else servers
         self._starting = threading.Lock()
         self.members: list[Member] = []
         self._ending = False
@@ -241,8 +260,7 @@ class Fleet(Generic[AnyOrder]):
     def _process(self, name: str, order: AnyOrder) -> Member:
         with self._starting, self._log.open("ab") as log:
             if order.threads not in self._servers:
-                threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}
-                self._servers[order.threads] = ForkServer(self._program, self._modules, {**os.environ, **threads})
+                self._servers[order.threads] = _fork_server(self._program, self._modules, order.threads)
             server = self._servers[order.threads]
             process = server.start(log)
         # The order is smaller than a pipe's buffer, so this write cannot block.

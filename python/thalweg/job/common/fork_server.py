@@ -140,6 +140,14 @@ class ForkServer:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._was_asked = False
+
+    def prepare(self) -> None:
+        """Start the fork server before there is a log, so that it imports while the run prepares itself.
+
+        It writes no errors before its first process, so one that fails is started again by ``start``, and tells then.
+        """
+        self._connected(subprocess.DEVNULL)
 
     def start(self, log: IO[bytes]) -> ForkedProcess:
         """Start a process whose standard error is ``log``. Does not wait for it.
@@ -147,6 +155,7 @@ class ForkServer:
         If the fork server is lost, the process counts as killed.
         """
         connection = self._connected(log)
+        self._was_asked = True
         stdin, to_stdin = os.pipe()
         from_stdout, stdout = os.pipe()
         from_status, status = os.pipe()
@@ -171,6 +180,8 @@ class ForkServer:
             self._connection.close()
             self._connection = None
         if self._process is not None:
+            if not self._was_asked:  # it may be importing, and has no processes
+                self._process.kill()
             try:
                 self._process.wait(within(END_SECONDS))
             except subprocess.TimeoutExpired:
@@ -178,7 +189,7 @@ class ForkServer:
                 self._process.wait()
             self._process = None
 
-    def _connected(self, log: IO[bytes]) -> socket.socket:
+    def _connected(self, log: IO[bytes] | int) -> socket.socket:
         """Return the connection to the fork server; start one if there is none, or if it is lost."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
@@ -228,6 +239,10 @@ def _serve(own: int) -> bool:
                 _report_end(ready, *statuses.pop(ready))
             elif connection is not None:
                 request, files, _, _ = socket.recv_fds(connection, len(REQUEST), FILES)
+                if request:
+                    os.dup2(
+                        files[2], sys.stderr.fileno()
+                    )  # the log, which may not have existed when this process began
                 if not request:
                     poll.unregister(CONNECTION)
                     connection.close()
