@@ -3,7 +3,8 @@
 # later and Python 3.10 or later. zig compiles C and C++, and links with that glibc, for this or another processor.
 #
 # WHEEL_TARGET is Rust's name of the target, as aarch64-unknown-linux-gnu; without it the wheel is for this machine. Rust's
-# standard library for that target has to be there (rustup target add). A wheel for another processor is audited, not run.
+# standard library for that target has to be there (rustup target add). A wheel for another processor is audited. It is run under
+# qemu-user if WHEEL_ROOT is a folder with a Linux of that processor and its Python (scripts/test_emulated.py).
 # WHEEL_PROFILE is cargo's profile: release unless it is set. WHEEL_EXTRAS are the extras that are tried, each in an
 # environment of its own; all of them bring several gigabytes.
 set -euo pipefail
@@ -41,7 +42,10 @@ tool auditwheel show "$wheel"
 tool abi3audit --strict --verbose "$wheel"
 tool twine check --strict "$wheel" dist/thalweg-*.tar.gz
 
-if [ "$machine" != "$(uname -m)" ]; then
+if [ "$machine" != "$(uname -m)" ] && [ -n "${WHEEL_ROOT:-}" ]; then
+    python scripts/test_emulated.py "$wheel" "$WHEEL_ROOT"
+    exit
+elif [ "$machine" != "$(uname -m)" ]; then
     echo "$wheel is audited, and not run: this machine is $(uname -m)"
     exit
 fi
