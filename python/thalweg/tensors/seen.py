@@ -74,7 +74,7 @@ class Seen:
     def _tensors_stand(self) -> bool:
         for module, is_parameter, key, reference, memory in self._tensors:
             tensor = reference()
-            if tensor is None or _tensors(module(), is_parameter)[key] is not tensor or _memory(tensor) != memory:
+            if tensor is None or _memory(tensor) != memory or _tensors(module(), is_parameter)[key] is not tensor:
                 return False
         return True
 
