@@ -27,7 +27,7 @@ PARTS: Final = {
     "Server and clients": ("App", "Server", "Client", "Round", "fedavg", "rounds", "report_progress"),
     "Low communication": ("diloco", "Peer", "FragmentApp"),
     "Asynchronous rounds": ("fedbuff", "fedbuff_client", "Version", "Update"),
-    "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),
+    "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors", "ErrorFeedback"),
     "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
     "Tensors in memory": ("Arena", "layout_of"),
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RoundError,
         ThalwegError,
     )
+    from thalweg.feedback import ErrorFeedback
     from thalweg.local_run import RunResult, run
     from thalweg.nodes import Node, Step, dpsgd, step_size
     from thalweg.peers import FragmentApp, Peer, diloco
@@ -39,6 +40,7 @@ __all__ = [
     "Client",
     "CoreError",
     "DataError",
+    "ErrorFeedback",
     "FragmentApp",
     "Given",
     "LabError",
@@ -85,6 +87,7 @@ _HOMES = {
     "Client": "api",
     "CoreError": "errors",
     "DataError": "errors",
+    "ErrorFeedback": "feedback",
     "FragmentApp": "peers",
     "Given": "tasks",
     "LabError": "errors",

@@ -14,26 +14,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from thalweg import _core, bounded_json
 from thalweg.algorithms.fedavgm import SGD
 from thalweg.algorithms.fedbuff import Buffer
-from thalweg.algorithms.server_step import ServerStep
+from thalweg.algorithms.server_step import ServerStep, Values
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import own_tensors
-from thalweg.apps.metrics import returned
+from thalweg.apps.metrics import numbers, returned
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.apps.values import config_of
-from thalweg.errors import PlanError, RoundError
-from thalweg.job.common.parties import AppClient
+from thalweg.errors import PlanError, RecordError, RoundError
+from thalweg.feedback import ErrorFeedback
+from thalweg.job.common.parties import AppClient, bytes_of
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.record.versions import Settings, VersionRecord
 from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.binding import Binding, bind
 from thalweg.tensors.named import Tensors
+
+if TYPE_CHECKING:
+    from thalweg.api import App
+
+# Returns the metrics of the model as it is now.
+Evaluate: TypeAlias = Callable[[], Mapping[str, int | float]]
 
 _log = logging.getLogger("thalweg")
 # Answers that wait for the server's step. Members whose answers do not fit wait before they get the next model.
@@ -65,12 +74,12 @@ class Version:
     seconds: float
     updates: Sequence[Update]
     refused: Mapping[str, str]
-    metrics: Mapping[str, Any]
+    metrics: Mapping[str, int | float]
 
 
 def fedbuff(
     server: TaskServer,
-    app: Any,
+    app: App,
     versions: int,
     *,
     buffer: int,
@@ -79,10 +88,12 @@ def fedbuff(
     most_stale: int | None = None,
     learning_rate: float = 1.0,
     optimizer: MakeOptimizer | None = None,
-    data: Any = None,
+    data: object = None,
     config: Mapping[str, object] | None = None,
+    record: Path | str | None = None,
+    resume: Path | str | None = None,
 ) -> Iterator[Version]:
-    """Train ``app``'s model for ``versions`` steps with all members that are connected; yield each new version.
+    """Train ``app``'s model up to version ``versions`` with all members that are connected; yield each new version.
 
     A step is taken when ``buffer`` updates have arrived, or after ``deadline`` seconds with those that have, at least
     one. An update has the weight 1 / (1 + s) ** ``staleness``, where s is the number of versions since the model with
@@ -91,10 +102,14 @@ def fedbuff(
     come and go at any time. With ``data`` the app evaluates each version. ``config`` reaches every ``train``, beside
     ``round``.
 
-    The server holds its model, one sum in float64, and a copy of each version that some member still trains. Nothing is
-    recorded, so nothing can be resumed. Raises PlanError for numbers or a ``config`` that cannot be, ModelError,
-    CoreError if the server is closed, and RoundError if a step gives values that are not finite, or if no answer of a
-    connected member counts for a version, so that there can be no next one.
+    ``record`` is a folder that gets a line for each version, and the newest version's model with the optimizer's state.
+    ``resume`` is such a folder to go on from, with the same settings; ``deadline`` and ``config`` may change. Updates
+    on their way when the server ended do not count: members that are still there get the newest version instead.
+
+    The server holds its model, one sum in float64, and a copy of each version that some member still trains. Raises
+    PlanError for numbers or a ``config`` that cannot be, ModelError, RecordError, CoreError if the server is closed,
+    MetricsError if ``evaluate`` does not return numbers, and RoundError if a step gives values that are not finite, or
+    if no answer of a connected member counts for a version, so that there can be no next one.
     """
     wrong = {
         "versions": versions < 1,
@@ -107,15 +122,40 @@ def fedbuff(
     for name, is_so in wrong.items():
         if is_so:
             raise PlanError(f"{name} is too small", "Give a larger number")
+    if record is not None and resume is not None:
+        raise PlanError("a record is resumed where it is", "Give record or resume, not both")
     plain = bounded_json.read_object(config_of({"round": 1}, config))
     bound = bind(app.model(), own_tensors(app, None))
-    job = _Job(server, bound, plain, buffer, deadline=deadline, exponent=staleness, most_stale=most_stale)
     rule = (lambda values: SGD(values, learning_rate)) if optimizer is None else (lambda v: TorchRule(v, optimizer))
     step = ServerStep(bound.arena.core, bound.trained, rule)
-    evaluate: Callable[[Any], Mapping[str, Any]] | None = None
-    if data is not None:
-        evaluate = lambda model: dict(app.evaluate(model, data))  # noqa: E731
-    return job.run(versions, step, evaluate)
+    kept: VersionRecord | None = None
+    folder = record if resume is None else resume
+    if folder is not None:
+        named = None if optimizer is None else step.name
+        settings = Settings(buffer, staleness, most_stale, learning_rate, named)
+        kept = _opened(Path(folder), settings, bound, step, versions, is_resumed=resume is not None)
+    job = _Job(server, bound, plain, buffer, deadline=deadline, exponent=staleness, most_stale=most_stale, record=kept)
+
+    def evaluate() -> Mapping[str, int | float]:
+        return numbers("evaluate", app.evaluate(bound.model, data))  # type: ignore[attr-defined]
+
+    return job.run(versions, step, None if data is None else evaluate)
+
+
+def _opened(
+    folder: Path, settings: Settings, bound: Binding, step: ServerStep, versions: int, *, is_resumed: bool
+) -> VersionRecord:
+    """Open the record. If it is resumed, the model and the rule get what it has. Raises RecordError, RoundError."""
+    record = VersionRecord(folder, settings, resume=is_resumed)
+    try:
+        if record.done >= versions:
+            raise RecordError(f"all {record.done} versions of {folder} are done", "Give a larger number of versions")
+        step.load(record.restore(bound.arena.core.layout.tensors, bytes_of(bound.arena.core)))
+        bound.restore("the record was read")
+    except BaseException:
+        record.close()
+        raise
+    return record
 
 
 class _Job:
@@ -131,6 +171,7 @@ class _Job:
         deadline: float | None,
         exponent: float,
         most_stale: int | None,
+        record: VersionRecord | None,
     ) -> None:
         self._server, self._bound, self._config = server, bound, config
         self._size, self._deadline, self._most_stale = size, deadline, most_stale
@@ -140,7 +181,8 @@ class _Job:
         self._buffer = Buffer(list(self._returns), exponent)
         self._answers: queue.Queue[tuple[str, int, Reply, Arena | None]] = queue.Queue(WAITING)
         self._changed = threading.Condition()
-        self._version, self._model = 0, self._copy()
+        self._record = record
+        self._version, self._model = 0 if record is None else record.done, self._copy()
         self._over = False
         self._failure: Exception | None = None
         self._threads: dict[str, threading.Thread] = {}
@@ -148,12 +190,10 @@ class _Job:
     def _copy(self) -> Tensors:
         return Tensors({name: array.copy() for name, array in self._bound.arena.items()})
 
-    def run(
-        self, versions: int, step: ServerStep, evaluate: Callable[[Any], Mapping[str, Any]] | None
-    ) -> Iterator[Version]:
-        began = time.monotonic()
+    def run(self, versions: int, step: ServerStep, evaluate: Evaluate | None) -> Iterator[Version]:
+        began = time.monotonic() - (0.0 if self._record is None else self._record.seconds)
         try:
-            for number in range(1, versions + 1):
+            for number in range(self._version + 1, versions + 1):
                 updates, refused = self._filled()
                 step.before()
                 self._buffer.take(self._bound.arena.core)
@@ -162,11 +202,22 @@ class _Job:
                 with self._changed:
                     self._version, self._model = number, self._copy()
                     self._changed.notify_all()
-                metrics: Mapping[str, Any] = {} if evaluate is None else evaluate(self._bound.model)
+                metrics: Mapping[str, int | float] = {} if evaluate is None else evaluate()
                 self._bound.restore("evaluate()")
-                yield Version(number, time.monotonic() - began, updates, refused, metrics)
+                version = Version(number, time.monotonic() - began, updates, refused, metrics)
+                self._keep(version, step)
+                yield version
         finally:
             self._end()
+            if self._record is not None:
+                self._record.close()
+
+    def _keep(self, version: Version, step: ServerStep) -> None:
+        """Write a version to the record, if there is one. The buffer is empty now, so it needs no place there."""
+        if self._record is not None:
+            row = {"round": version.number, **{key: value for key, value in vars(version).items() if key != "number"}}
+            core = self._bound.arena.core
+            self._record.keep(row, core.layout.tensors, bytes_of(core), step.state())
 
     def _filled(self) -> tuple[list[Update], dict[str, str]]:
         """Wait until the buffer is full, or the deadline is over and it has an update."""
@@ -290,16 +341,19 @@ def _all_refused(reasons: Mapping[str, str]) -> RoundError:
     )
 
 
-def fedbuff_client(client: TaskClient, app: Any, *, data: Any) -> int:
+def fedbuff_client(client: TaskClient, app: App, *, data: object, residual: Path | str | None = None) -> int:
     """Train ``app``'s model on ``data`` for each task that ``client`` gets of ``fedbuff``; return how many, at the end.
 
     The app's ``train`` gets a config with ``round``, one more than the version that it begins with. If it raises, the
-    server gets the reason, and the next version goes on. Raises CoreError if the server is gone for good, ModelError.
+    server gets the reason, and the next version goes on. If the client has ``compression``, updates are rounded by it,
+    and what that leaves out is in later updates; the file ``residual`` keeps it for a client that starts anew. Raises
+    CoreError if the server is gone for good, ModelError, RecordError.
     """
+    feedback = None if client.compression is None else ErrorFeedback(client.compression, residual)
     bound = bind(app.model(), own_tensors(app, None))
     party = AppClient(app, bound, data, note=lambda text: _log.warning("%s: %s", client.name, text))
 
-    def work(task: Given) -> tuple[dict[str, object], dict[str, Any], float]:
+    def work(task: Given) -> tuple[dict[str, object], Mapping[str, Values], float]:
         received = {name: np.array(array) for name, array in Arena.items(_arena_of(task, bound))}
         for name, array in received.items():
             bound.arena[name][...] = array
@@ -310,9 +364,15 @@ def fedbuff_client(client: TaskClient, app: Any, *, data: Any) -> int:
             for name, array in received.items()
             if array.dtype.kind not in "iub"
         }
-        return {"metrics": returned("train", metrics)}, changed, float(samples)
+        head: dict[str, object] = {"metrics": returned("train", metrics)}
+        return head, changed if feedback is None else feedback.compressed(task.number, changed), float(samples)
 
-    return client.run(work)
+    if feedback is None:
+        return client.run(work)
+    try:
+        return client.run(work, ended=lambda number, how: feedback.settle(number, counts=how == "accepted"))
+    finally:
+        feedback.close()
 
 
 def _arena_of(task: Given, bound: Binding) -> Arena:

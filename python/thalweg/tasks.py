@@ -151,6 +151,7 @@ class TaskServer:
         deterministic: bool = False,
         options: Mapping[str, str | int | float | bool] | None = None,
         record: Path | str | None = None,
+        compression: str | None = None,
     ) -> None:
         """Listen at ``listen``; members connect with ``TaskClient``.
 
@@ -161,14 +162,21 @@ class TaskServer:
         Results that the application has not taken yet stay in memory, up to ``memory`` bytes. Beyond that they go to
         unnamed files in the folder ``spill``. One result may have ``max_result`` bytes. With ``deterministic`` a mean
         has the same bits in any order of arrival. ``options`` are the transport's own. ``record`` is a file that gets a
-        JSON line for each reply, with its transfers.
+        JSON line for each reply, with its transfers. With ``compression``, as ``int8`` or ``topk:0.01``, values that a
+        member has rounded by it (``ErrorFeedback``) arrive in few bits, and all others as they are. Members must have
+        the same.
 
         Raises LinkError, PlanError, CoreError.
         """
         from thalweg.plan import Plan
+        from thalweg.plan.options import compressing
         from thalweg.transports import links
 
-        table = {"transport": {"url": listen}, "security": {} if pki is None else {"pki": str(pki)}}
+        table = {
+            "transport": {"url": listen},
+            "security": {} if pki is None else {"pki": str(pki)},
+            "compression": {} if compression is None else {"scheme": compression},
+        }
         plan = Plan.of(table, "the server's arguments")
         trust = links.server_trust(plan.security, listen)
         config = {
@@ -183,6 +191,7 @@ class TaskServer:
             "max_result": max_result,
             "spill": None if spill is None else str(spill),
             "precision": "exact" if deterministic else "f32",
+            "layers": compressing(compression),
         }
         core = _core.TaskServer(listen, wire.encode({k: v for k, v in config.items() if v is not None}))
         self._drive(core, None if record is None else Path(record))
@@ -373,17 +382,33 @@ class Given:
 class TaskClient:
     """A member that answers tasks, and reconnects by itself when the link breaks. Iterate over it for tasks."""
 
-    def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        token_file: Path | str | None = None,
+        timeout: float = 30.0,
+        compression: str | None = None,
+    ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
         No two members of a server have the same ``name``. ``token_file`` is a file made by ``thalweg pki issue NAME
-        --role task-member``. Raises LinkError, PlanError.
+        --role task-member``. ``compression`` is that of the server. Raises LinkError, PlanError.
         """
+        from thalweg.plan.options import compressing
         from thalweg.transports import links, pki
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        config = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
+        config = {
+            "transport": {"tls": trust.tls},
+            "token": trust.token,
+            "timeout": timeout,
+            "layers": compressing(compression),
+        }
+        #: How values that ``ErrorFeedback`` has rounded are sent; None if all are sent as they are.
+        self.compression = compression
         self.name = name
         self._core = _core.TaskClient(url, name, wire.encode(config))
 
@@ -394,7 +419,7 @@ class TaskClient:
         Runs create theirs with the options of a plan.
         """
         made = cls.__new__(cls)
-        made.name, made._core = name, core  # noqa: SLF001 - of this class
+        made.name, made._core, made.compression = name, core, None  # noqa: SLF001 - of this class
         return made
 
     def __iter__(self) -> Iterator[Given]:
@@ -405,7 +430,9 @@ class TaskClient:
             what, number, head, _, arena, within, reason = event
             if what == "rejected":
                 _log.warning("%s: the result of task %d was refused: %s", self.name, number, reason)
-            if what == "task":
+            if what != "task":
+                self._ended(number, what)
+            else:
                 ends = None if within is None else time.monotonic() + within
                 try:
                     return Given(self._core, number, head, arena, ends)
@@ -413,13 +440,23 @@ class TaskClient:
                     self._core.refuse(number, f"the task's head cannot be read: {error}")
         raise StopIteration
 
-    def run(self, work: Callable[[Given], Any]) -> int:
+    # Gets each task that is over, and how it ended; see ``run``.
+    _on_end: Callable[[int, str], object] | None = None
+
+    def _ended(self, number: int, how: str) -> None:
+        if self._on_end is not None:
+            self._on_end(number, how)
+
+    def run(self, work: Callable[[Given], Any], *, ended: Callable[[int, str], object] | None = None) -> int:
         """Answer tasks until the job is over; return how many.
 
         ``work`` returns a head, or ``(head, tensors)``, or ``(head, tensors, weight)``, or None if it has answered the
         task itself. If it raises, or if its result cannot be sent, the task is refused with that reason, and the next
-        task goes on. Raises CoreError if the server is gone for good.
+        task goes on. ``ended(number, how)`` is called in this thread for each task that is over: ``accepted``; or
+        ``rejected``, ``closed`` (the server does not want the result any more) or ``refused`` (by this member). Raises
+        CoreError if the server is gone for good, and what ``ended`` raises.
         """
+        self._on_end = ended
         return sum(self._answered(task, work) for task in self)
 
     def _answered(self, task: Given, work: Callable[[Given], Any]) -> bool:
@@ -434,6 +471,7 @@ class TaskClient:
         except Exception as error:  # noqa: BLE001 - the server gets the reason, and other tasks go on
             _log.warning("%s: task %d failed", self.name, task.number, exc_info=True)
             task.refuse(f"{type(error).__name__}: {error}")
+            self._ended(task.number, "refused")
             return False
         return True
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,15 @@ import pytest
 import torch
 
 import thalweg
+from tests.ports import free_ports
 from thalweg import _core
 from thalweg.algorithms.fedbuff import Buffer, staleness_weight
-from thalweg.errors import PlanError, RoundError
+from thalweg.errors import MetricsError, PlanError, RecordError, RoundError
+from thalweg.record import checkpoint, journal
+from thalweg.record.versions import CHECKPOINT, JOURNAL
 from thalweg.tensors.arena import Arena
 
+ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 # More versions than any test waits for.
 MANY = 1_000_000
@@ -310,3 +318,95 @@ def test_a_member_with_another_model_is_told(server: thalweg.TaskServer, members
     why = next(version.refused["other"] for version in seen if "other" in version.refused)
     seen.close()  # type: ignore[attr-defined]
     assert "the model differs from the server's: w is float32 [3] in the server's model" in why
+
+
+class Words(Steps):
+    def evaluate(self, model: Any, data: Any) -> dict[str, Any]:
+        return {"w": "much"}
+
+
+def test_an_evaluation_that_is_no_number_is_refused(server: thalweg.TaskServer, members: Members) -> None:
+    members.add("good", Steps())
+    assert server.wait(1, LIMIT) == 1
+    error = raised(thalweg.fedbuff(server, Words(), 1, buffer=1, data=()))
+    assert isinstance(error, MetricsError)
+    assert "evaluate returned 'much' as w" in str(error)
+
+
+STEPS = {"a": 1.0, "b": 3.0}
+RATE, MOMENTUM = 0.5, 0.9
+
+
+def with_momentum(tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(tensors, lr=RATE, momentum=MOMENTUM)
+
+
+def serve(url: str, folder: str) -> None:
+    """Serve until the process is killed, and print each version's number. A test calls it in a process."""
+    with thalweg.TaskServer(listen=url) as server:
+        assert server.wait(len(STEPS), LIMIT) == len(STEPS)
+        for version in thalweg.fedbuff(server, Steps(), MANY, buffer=2, optimizer=with_momentum, record=folder):
+            sys.stdout.write(f"{version.number}\n")
+            sys.stdout.flush()
+
+
+def test_a_killed_job_goes_on_with_its_model_its_optimizer_and_its_numbers(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    url, folder = f"tcp://127.0.0.1:{port}", tmp_path / "record"
+    code = "import sys; from tests.algorithms.test_fedbuff import serve; serve(*sys.argv[1:])"
+    words = [sys.executable, "-c", code, url, str(folder)]
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        for name, step in STEPS.items():
+            work = lambda name=name, step=step: thalweg.fedbuff_client(  # noqa: E731
+                thalweg.TaskClient(url, name=name, timeout=LIMIT), Steps(step), data=()
+            )
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            stack.callback(thread.join, LIMIT)
+        assert process.stdout is not None
+        assert next(line for line in process.stdout if line == "5\n")
+        process.kill()
+        process.wait(LIMIT)
+        done = checkpoint.round_of(folder / CHECKPOINT)
+        assert done is not None
+        assert done >= 5
+        with thalweg.TaskServer(listen=url) as server:
+            resumed = thalweg.fedbuff(
+                server, Steps(), done + 4, buffer=2, optimizer=with_momentum, resume=folder, data=()
+            )
+            versions = list(resumed)
+    assert [version.number for version in versions] == list(range(done + 1, done + 5))
+    rows = list(journal.read(folder / JOURNAL))
+    assert [row["round"] for row in rows] == list(range(1, done + 5))
+    assert all(earlier["seconds"] < later["seconds"] for earlier, later in pairwise(rows))
+    # The journal's updates, applied from the first version on, give the model that the second process ends with.
+    at = velocity = 0.0
+    for row in rows:
+        change = sum(update["weight"] * STEPS[update["member"]] for update in row["updates"]) / len(row["updates"])
+        velocity = MOMENTUM * velocity - change
+        at -= RATE * velocity
+    assert versions[-1].metrics["w"] == pytest.approx(at, rel=1e-4)
+
+
+def test_a_record_is_not_written_over_and_goes_on_only_as_it_was(
+    server: thalweg.TaskServer, members: Members, tmp_path: Path
+) -> None:
+    members.add("a", Steps())
+    assert server.wait(1, LIMIT) == 1
+    folder = tmp_path / "record"
+    assert len(list(thalweg.fedbuff(server, Steps(), 2, buffer=1, record=folder))) == 2
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"record": folder}, "is a record already"),
+        ({"record": folder, "resume": folder}, "resumed where it is"),
+        ({"resume": folder}, "all 2 versions of .* are done"),
+        ({"resume": folder, "buffer": 3}, r"differ from those of .* in buffer \(1, 3\)"),
+        ({"resume": folder, "optimizer": with_momentum}, r"optimizer \(None, SGD\)"),
+        ({"resume": tmp_path}, "is no record of asynchronous rounds"),
+    ]
+    for settings, words in wrong:
+        how: dict[str, Any] = {"buffer": 1, **settings}
+        with pytest.raises((RecordError, PlanError), match=words):
+            thalweg.fedbuff(server, Steps(), 2, **how)
+    (version,) = thalweg.fedbuff(server, Steps(), 3, buffer=1, resume=folder)
+    assert version.number == 3

@@ -59,12 +59,17 @@ def offered(
 
 def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
     """Return ``accuracy`` and ``loss`` of an app's result, if present. Raises MetricsError."""
-    numbers: dict[str, int | float] = {}
-    for name, value in returned("evaluate", {name: metrics.get(name) for name in EVALUATION}).items():
+    return numbers("evaluate", {name: metrics.get(name) for name in EVALUATION})
+
+
+def numbers(by: str, metrics: Mapping[str, object]) -> dict[str, int | float]:
+    """Return the result of an app's ``evaluate``, all numbers, in Python's own types. Raises MetricsError."""
+    kept: dict[str, int | float] = {}
+    for name, value in returned(by, metrics).items():
         if isinstance(value, (bool, str)):
-            raise MetricsError(f"evaluate returned {value!r} as {name}", "Return a number")
-        numbers[name] = value
-    return numbers
+            raise MetricsError(f"{by} returned {value!r} as {name}", "Return a number")
+        kept[name] = value
+    return kept
 
 
 def returned(by: str, metrics: Mapping[str, object]) -> dict[str, Value]:

@@ -136,7 +136,7 @@ class Journal:
         """Size of the journal in bytes."""
         return self._end
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Entry | Row) -> None:
         """Write an entry and sync it to the disk. Raises RecordError if that fails; earlier entries stay readable."""
         line = strict_json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         try:
