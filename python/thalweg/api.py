@@ -154,8 +154,7 @@ class Server:
         }
         plan = Plan.of(table, "the server's arguments")
         trackers.require(plan.record.track)
-        if stale is not None:
-            apps.refuse_late_updates(app)
+        apps.check_rounds(app, late=stale is not None, partial=partial == "keep", compressed=compression is not None)
         self._seed, self._stale = plan.job.seed, stale
         self.app, self.clients = app, clients
         self._bound = bind(app.model(), words, shared=registry.lends(plan.url))

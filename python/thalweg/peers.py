@@ -1,7 +1,7 @@
-"""DiLoCo: a plain PyTorch loop that meets its peers once every many steps, at a server, in a tree, or on a graph.
+"""DiLoCo: a plain PyTorch loop that exchanges values with its peers every so many steps, by a server, tree or graph.
 
 ``diloco`` has two forms. With a server's URL and nothing more, the server takes the outer step (``thalweg.rounds``
-with an outer optimizer), and each meeting moves the whole model there and back (Douillard et al. 2023, algorithm 1).
+with an outer optimizer), and each exchange moves the whole model there and back (Douillard et al. 2023, algorithm 1).
 With an outer optimizer each peer takes the outer step itself. Peers then need only a mean, of a server or of
 neighbours, and may exchange the model in fragments while they go on training (Douillard et al. 2025, Streaming
 DiLoCo). The inner optimizer keeps its state in both.
@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol
 
 import numpy as np
 
 from thalweg import _core, wire
 from thalweg.algorithms.diloco import Fragments, OuterSteps
+from thalweg.algorithms.server_step import Values
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps.metrics import offered
 from thalweg.errors import LinkError, PlanError, RoundError, leaving
@@ -37,8 +38,8 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 KEEP: Final = 0.5
 
 
-class _Meetings(Protocol):
-    """What a peer does after each of its steps."""
+class _Exchanges(Protocol):
+    """A peer's exchanges with others, which are due after some of its steps."""
 
     @property
     def number(self) -> int: ...
@@ -47,7 +48,7 @@ class _Meetings(Protocol):
     @property
     def traffic(self) -> tuple[int, int]: ...
     def begin(self) -> None: ...
-    def stepped(self, steps: int, metrics: Mapping[str, Any]) -> Sequence[ClientRound]:
+    def stepped(self, steps: int, metrics: Mapping[str, object]) -> Sequence[ClientRound]:
         """Do what is due after this many steps; return the exchanges that have ended."""
 
     def close(self, reason: str, *, wait: bool = True) -> None:
@@ -58,7 +59,7 @@ class Peer:
     """A peer of a DiLoCo job, as ``diloco`` returns it. Use it as a context manager, or close it."""
 
     def __init__(
-        self, model: torch.nn.Module, inner: torch.optim.Optimizer, meetings: _Meetings, every: int, rest: int
+        self, model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, rest: int
     ) -> None:
         self.model, self.every = model, every
         #: Number of steps of the inner optimizer since the peer joined.
@@ -66,28 +67,28 @@ class Peer:
         #: The rounds so far, each with what became of this peer's values.
         self.rounds: list[ClientRound] = []
         #: Metrics that go to the server with the next values, such as the loss. Without a server they go nowhere.
-        self.metrics: dict[str, Any] = {}
+        self.metrics: dict[str, object] = {}
         #: Seconds in which training has waited for other peers, since the peer joined.
         self.waited = 0.0
-        self._meetings, self._rest = meetings, rest
+        self._exchanges, self._rest = exchanges, rest
         self._hook = inner.register_step_post_hook(self._stepped)
-        meetings.begin()
+        exchanges.begin()
         self._end_if_over()
 
     @property
     def over(self) -> bool:
         """Whether the job is over. Steps then change the model of this process alone."""
-        return self._meetings.over
+        return self._exchanges.over
 
     @property
     def round(self) -> int:
         """Number of the round, or of the exchange, that goes on or comes next."""
-        return self._meetings.number
+        return self._exchanges.number
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received; with a server, on the current connection."""
-        return self._meetings.traffic
+        return self._exchanges.traffic
 
     @property
     def address(self) -> str:
@@ -101,10 +102,10 @@ class Peer:
 
     def add_neighbours(self, neighbours: Mapping[str, str]) -> None:
         """Add neighbours, each with its URL. They must name this peer too. Raises PlanError, LinkError."""
-        self._neighbours().meet(neighbours)
+        self._neighbours().connect_to(neighbours)
 
     def _neighbours(self) -> NeighbourMean:
-        exchange = getattr(self._meetings, "exchange", None)
+        exchange = getattr(self._exchanges, "exchange", None)
         if not isinstance(exchange, NeighbourMean):
             raise PlanError("this peer has a server, and no neighbours", "Give diloco neighbours, and no URL")
         return exchange
@@ -113,7 +114,7 @@ class Peer:
         """Count a step, and do what is due after it."""
         self.steps += 1
         began = time.perf_counter()
-        ended = self._meetings.stepped(self.steps, self.metrics)
+        ended = self._exchanges.stepped(self.steps, self.metrics)
         self.waited += time.perf_counter() - began
         self.rounds += ended
         if self.steps % self._rest == 0:
@@ -130,7 +131,7 @@ class Peer:
         Without a server an exchange that runs goes on to its end first, since neighbours wait for it.
         """
         self._hook.remove()
-        self._meetings.close(reason)
+        self._exchanges.close(reason)
 
     def __enter__(self) -> Peer:
         return self
@@ -143,11 +144,11 @@ class Peer:
             return
         with leaving(error):
             self._hook.remove()
-            self._meetings.close(f"{type(error).__name__}: {error}", wait=False)
+            self._exchanges.close(f"{type(error).__name__}: {error}", wait=False)
 
 
 class _WholeModel:
-    """Each meeting sends the model to a server, which takes the outer step, and waits for the next model."""
+    """Each exchange sends the model to a server, which takes the outer step, and waits for the next model."""
 
     def __init__(self, core: _core.Client, bound: Binding, every: int) -> None:
         self._core, self._bound, self._every = core, bound, every
@@ -170,7 +171,7 @@ class _WholeModel:
         self.number = task[0]
         self._bound.restore("the round")
 
-    def stepped(self, steps: int, metrics: Mapping[str, Any]) -> Sequence[ClientRound]:
+    def stepped(self, steps: int, metrics: Mapping[str, object]) -> Sequence[ClientRound]:
         if steps % self._every:
             return ()
         self._bound.collect("the steps")
@@ -198,7 +199,7 @@ class _WholeModel:
 
 
 class _Streaming:
-    """Each meeting exchanges one fragment, while training goes on for up to ``overlap`` steps."""
+    """Each exchange is of one fragment, while training goes on for up to ``overlap`` steps."""
 
     def __init__(
         self, bound: Binding, steps: OuterSteps, exchange: Exchange, *, between: int, overlap: int, keep: float
@@ -239,7 +240,7 @@ class _Streaming:
             done = self.exchange.run()
         self._bound.restore("the values of the other peers came")
 
-    def _mean(self, done: Exchanged) -> Any:
+    def _mean(self, done: Exchanged) -> Values | None:
         return None if done.place is None else self._outer.mean_of(done.fragment, done.place)
 
     def _check_start(self, done: Exchanged) -> None:
@@ -251,7 +252,7 @@ class _Streaming:
                 "Give the random generator the same seed at all peers before the model is made",
             )
 
-    def stepped(self, steps: int, metrics: Mapping[str, Any]) -> Sequence[ClientRound]:
+    def stepped(self, steps: int, metrics: Mapping[str, object]) -> Sequence[ClientRound]:
         ended: list[ClientRound] = []
         if self._running is not None and steps - self._running.began >= self._overlap:
             ended.append(self._finish(self._running))
@@ -296,14 +297,18 @@ class FragmentApp:
         self._model, self._fragments, self._tensors = model, fragments, tensors
         #: Whether an update of one round may count in the next one, which exchanges the next fragment.
         self.takes_late_updates = fragments == 1
+        #: Whether a part of an update may count. A fragment's last value, its share, goes with all others.
+        self.takes_partial_updates = False
+        #: Whether updates may be differences from the received model. Peers send values.
+        self.takes_compressed_updates = False
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> dict[str, Values]:
         """Return zeros of the size of a fragment."""
         bound = bind(self._model(), self._tensors)
         room = arena_for(Fragments(bound.arena, bound.trained, self._fragments), 1)
         return {name: np.zeros_like(array) for name, array in room.items()}
 
-    def train(self, model: Any, data: Any, config: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
+    def train(self, model: object, data: object, config: Mapping[str, object]) -> NoReturn:
         """Raise PlanError for any ``model``, ``data`` and ``config``: peers join with ``thalweg.diloco``."""
         raise PlanError("a FragmentApp is a server's, and trains nothing", "Join with thalweg.diloco")
 
@@ -382,7 +387,7 @@ def diloco(
         options = {"transport": transport, "wait": wait, "deadline": deadline, "layers": layers}
         exchange = NeighbourMean(cut, name, listen, options)
         try:
-            _meet(exchange, neighbours, enough, timeout)
+            _connect(exchange, neighbours, enough, timeout)
         except BaseException:
             exchange.close("the peer cannot begin")
             raise
@@ -394,7 +399,7 @@ def diloco(
 def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bool, ways: int) -> None:
     """Raise PlanError for settings that do not go together."""
     if every < 1:
-        raise PlanError(f"every is {every}", "Give the number of inner steps between two meetings, such as 100")
+        raise PlanError(f"every is {every}", "Give the number of inner steps between two exchanges, such as 100")
     if fragments < 1 or every % fragments:
         raise PlanError(
             f"{fragments} fragments cannot be exchanged in {every} steps evenly",
@@ -449,9 +454,9 @@ def _trust(listen: str, ca: Path | str | None, cert: Path | str | None, key: Pat
     return {"tls": links.node_trust(listen, None if ca is None else pki.read(Path(ca)), identity).tls}
 
 
-def _meet(exchange: NeighbourMean, neighbours: Mapping[str, str], enough: int | None, timeout: float) -> None:
+def _connect(exchange: NeighbourMean, neighbours: Mapping[str, str], enough: int | None, timeout: float) -> None:
     """Connect to the neighbours. Raises LinkError if not enough are there in time."""
-    exchange.meet(neighbours)
+    exchange.connect_to(neighbours)
     wanted = len(neighbours) if enough is None else enough
     end = time.monotonic() + timeout
     while (here := exchange.gather(wanted, WAIT_SLICE)) < wanted:
@@ -463,9 +468,9 @@ def _meet(exchange: NeighbourMean, neighbours: Mapping[str, str], enough: int | 
             )
 
 
-def _joined(model: torch.nn.Module, inner: torch.optim.Optimizer, meetings: _Meetings, every: int, rest: int) -> Peer:
+def _joined(model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, rest: int) -> Peer:
     try:
-        return Peer(model, inner, meetings, every, rest)
+        return Peer(model, inner, exchanges, every, rest)
     except BaseException:
-        meetings.close("the peer cannot begin", wait=False)
+        exchanges.close("the peer cannot begin", wait=False)
         raise

@@ -137,7 +137,7 @@ def test_a_peer_leaves_in_its_steps_and_another_joins(open_server: thalweg.Serve
     assert set(found) == {1, 3}
 
 
-def test_bytes_fall_with_the_number_of_steps_between_meetings() -> None:
+def test_bytes_fall_with_the_number_of_steps_between_exchanges() -> None:
     """What was really sent, for the same number of inner steps: meeting at each of them is data-parallel training."""
     sent = {}
     for every in (1, 10):

@@ -20,7 +20,8 @@ from tests.ports import free_ports
 from thalweg.algorithms.diloco import Fragments, OuterSteps
 from thalweg.algorithms.torch_rule import TorchRule
 from thalweg.errors import LinkError, PlanError, RoundError
-from thalweg.job.diloco.exchanges import Exchanged, NeighbourMean, Running, is_usable
+from thalweg.job.common.parties import server_party
+from thalweg.job.diloco.exchanges import FRAGMENT, Exchanged, NeighbourMean, Running, arena_for, is_usable
 from thalweg.peers import _Streaming
 from thalweg.tensors.binding import bind
 
@@ -392,6 +393,22 @@ def test_a_newcomer_that_gets_too_little_of_a_fragment_waits_for_it_again() -> N
     assert exchange.shares == [[False, False], [False, True]], "it counts only where it has the others' values"
 
 
+def test_the_share_makes_no_value_beside_it_coarse() -> None:
+    model = nn.Linear(WIDTH, 3)
+    values = np.random.default_rng(1).normal(0.0, 1e-3, flat(model).size).astype(np.float32)
+    put(model, values)
+    bound = bind(model)
+    cut = Fragments(bound.arena, bound.trained, 1)
+    steps = OuterSteps(cut, lambda tensors: TorchRule(tensors, outer))
+    room = arena_for(cut, 1)
+    steps.fill(0, room[FRAGMENT])
+    room.core.compress("int8")
+    mean = steps.mean_of(0, room[FRAGMENT])
+    assert mean is not None
+    assert np.abs(mean - values).max() <= np.abs(values).max() / 64
+    assert np.abs(mean - values).max() > 0, "they were rounded"
+
+
 def test_a_mean_is_used_if_it_is_one() -> None:
     usable = partial(is_usable, 1.0, is_fresh=False, is_torn=False, is_whole=True, is_alone=False)
     assert usable()
@@ -421,6 +438,29 @@ def test_a_server_of_fragments_counts_no_late_updates() -> None:
         thalweg.Server(thalweg.FragmentApp(layer, fragments=FRAGMENTS), clients=2, stale=1)
     with thalweg.Server(thalweg.FragmentApp(layer), clients=2, stale=1):
         pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"partial": "keep"}, "a part of one cannot count"), ({"compression": "int8"}, "is another fragment")],
+)
+def test_a_server_of_fragments_counts_only_whole_values(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        thalweg.Server(thalweg.FragmentApp(layer, fragments=FRAGMENTS), clients=2, **settings)
+
+
+def test_a_plan_with_fragments_lets_nothing_be_lost() -> None:
+    plan = thalweg.Plan.of(
+        {
+            "app": "tests.algorithms.test_streaming_diloco:TreeApp",
+            "transport": {"url": "udp://127.0.0.1:0"},
+            "repair": {"resend": False},
+            "job": {"clients": 2},
+        },
+        "the test's plan",
+    )
+    with pytest.raises(PlanError, match=r"repair\.resend"):
+        server_party(plan)
 
 
 def test_what_does_not_go_together_is_refused() -> None:

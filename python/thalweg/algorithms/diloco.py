@@ -21,8 +21,10 @@ from thalweg.algorithms.server_step import MakeRule, Rule, Values
 from thalweg.errors import RoundError
 from thalweg.tensors.arena import Arena
 
-#: Bytes of which a fragment's size is a multiple, so that no fragment begins within a value or within a chunk's unit.
+#: Bytes by which the core cuts a model into parts. A fragment's size is a multiple, so that it is such a part.
 UNIT: Final = 64
+#: Bytes that share a scale if values are rounded on the way (``layers.compress``).
+BLOCK: Final = 1024
 # How far the mean of equal values may be from them, as a share of their norm: int8 rounds by up to a hundredth.
 NEAR: Final = 0.05
 
@@ -50,9 +52,10 @@ class Fragments:
         self.total = sum(tensor.size for tensor in self._tensors)
         #: Number of the model's values in a fragment; the last fragments may have fewer.
         self.size = -(-self.total // count)
-        unit = UNIT // self.dtype.itemsize
-        #: Number of values of a fragment as it travels: its values, zeros, and its share as the last one.
-        self.length = -(-(self.size + 1) // unit) * unit
+        block = BLOCK // self.dtype.itemsize
+        #: Number of values of a fragment as it travels: its values, zeros, and its share as the last one. The share has
+        #: a block of its own: it is far larger than most values, and would make them coarse where int8 rounds a block.
+        self.length = (-(-self.size // block) + 1) * block
 
     def bounds(self, fragment: int) -> tuple[int, int]:
         """Return the positions in the vector at which a fragment begins and ends."""

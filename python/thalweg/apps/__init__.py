@@ -154,12 +154,26 @@ def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | No
     return Choice(getattr(app, "tensors", None) if tensors is None else tensors).words or None
 
 
-def refuse_late_updates(app: Any) -> None:
-    """Raise PlanError if the app says that an update of one round may not count in another."""
-    if not getattr(app, "takes_late_updates", True):
+def check_rounds(app: Any, *, late: bool = False, partial: bool = False, compressed: bool = False) -> None:
+    """Raise PlanError if the app says that such updates cannot count in its rounds.
+
+    ``late``: in a later round than that whose model was trained. ``partial``: only in part, because the rest was lost.
+    ``compressed``: as differences, with what earlier differences left out.
+    """
+    if late and not getattr(app, "takes_late_updates", True):
         raise PlanError(
             "a late update would count in the round of another fragment",
             "Remove aggregation.stale, or the server's stale, or exchange the model whole (fragments=1)",
+        )
+    if partial and not getattr(app, "takes_partial_updates", True):
+        raise PlanError(
+            "the last value of a fragment says whether all its other values count, so a part of one cannot count",
+            "Take aggregation.partial = 'discard' and repair.resend = true, which are the defaults",
+        )
+    if compressed and not getattr(app, "takes_compressed_updates", True):
+        raise PlanError(
+            "what compression leaves out of a fragment would be added to the next round's, which is another fragment",
+            "Remove compression.scheme, or the server's compression; without a server, diloco has compress",
         )
 
 

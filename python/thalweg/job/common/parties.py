@@ -428,8 +428,12 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
         return Payload.of(payload, plan.job.seed, shared=shared)
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
-        if plan.aggregation.stale is not None:
-            apps.refuse_late_updates(app)
+        apps.check_rounds(
+            app,
+            late=plan.aggregation.stale is not None,
+            partial=plan.aggregation.partial == "keep" or not plan.repair.resend,
+            compressed=plan.compression.scheme is not None,
+        )
         return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
     beside = algorithms.find(plan.algorithm.name).beside
     return AppServer(known_app(plan, None), tensors=plan.model.tensors, shared=shared, beside=beside, note=note)

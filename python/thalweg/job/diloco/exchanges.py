@@ -223,7 +223,7 @@ class NeighbourMean:
     def is_new(self) -> bool:
         return self._is_new
 
-    def meet(self, neighbours: Mapping[str, str]) -> None:
+    def connect_to(self, neighbours: Mapping[str, str]) -> None:
         """Add neighbours, each with its URL. Each counts as much as the node itself."""
         self._neighbours += [one for one in neighbours if one not in self._neighbours]
         self._core.meet(wire.encode(dict(neighbours)), self.number, self._weights(), None)

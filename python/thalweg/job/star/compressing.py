@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from thalweg.outcome import Entry
 from thalweg.wire import Table
 
 
-def facts(scheme: str, rounds: Iterable[Mapping[str, Any]]) -> Table:
+def facts(scheme: str, rounds: Iterable[Entry]) -> Table:
     """Return the manifest's facts about compression: the scheme, bytes of updates, bytes on the wire, and their ratio.
 
     ``rounds`` are the journal's entries. ``ratio`` is None if no update was sent.
