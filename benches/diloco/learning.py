@@ -3,16 +3,14 @@
 python -m benches.diloco.learning data-parallel|diloco OUT [--steps N] [--every H] [--fragments P] [--overlap O] ...
 
 Data-parallel training is one model whose batch is that of all peers, which is the same as averaging gradients in each
-step. DiLoCo's peers are models of this process, and their fragments and outer steps are those of ``thalweg.diloco``;
-the mean is taken here, of values that are rounded to float16 with ``--f16``. With ``--alike`` all peers begin with so
-many steps on the same batches: their models are then equal, so nothing is exchanged, and one of them is trained here.
-So the result follows from the seed, and not from how fast this machine is.
+step. Both ways see the same batches. DiLoCo's peers are models of this process, and their fragments and outer steps are
+those of ``thalweg.diloco``. The mean is taken here as a peer without a server takes it: of its own values, and of the
+others' as ``--compress`` rounds them. So the result follows from the seed, and not from how fast this machine is.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import sys
 import time
@@ -27,6 +25,7 @@ from thalweg.algorithms.server_step import Values
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.data import load_any
 from thalweg.data.text import Text
+from thalweg.job.diloco.exchanges import FRAGMENT, arena_for
 from thalweg.peers import KEEP
 from thalweg.tensors.binding import bind
 
@@ -36,29 +35,19 @@ SHOWN = 50
 
 
 class Trained:
-    """A model, its AdamW, and the fragments by which it meets others."""
+    """A model, its AdamW, and the fragments that it exchanges."""
 
     def __init__(self, windows: Windows, peer: int, batch: int, fragments: int, outer: MakeOptimizer) -> None:
         self.bound = bind(small_gpt())
         self.model: torch.nn.Module = self.bound.model
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99))
         self.batches = [Batches(windows, one, BATCH) for one in range(peer, peer + batch // BATCH)]
-        self.begin_exchanges(fragments, outer)
+        cut = Fragments(self.bound.arena, self.bound.trained, fragments)
+        self.steps = OuterSteps(cut, lambda values: TorchRule(values, outer))
 
-    def begin_exchanges(self, fragments: int, outer: MakeOptimizer) -> None:
-        """Take the present values as those of the last outer step."""
-        self.steps = OuterSteps(
-            Fragments(self.bound.arena, self.bound.trained, fragments), lambda values: TorchRule(values, outer)
-        )
-
-    def follow(self, other: Trained) -> None:
-        """Take the model and the optimizer's state of a peer that has trained on the same batches."""
-        self.model.load_state_dict(other.model.state_dict())
-        self.inner.load_state_dict(copy.deepcopy(other.inner.state_dict()))
-
-    def step(self, number: int, steps: int) -> float:
+    def step(self, learning_rate: float) -> float:
         for group in self.inner.param_groups:
-            group["lr"] = rate(number, steps)
+            group["lr"] = learning_rate
         loss = loss_of(self.model, torch.cat([next(one) for one in self.batches]))
         self.inner.zero_grad()
         torch.autograd.backward(loss)
@@ -76,18 +65,24 @@ def mean_model(peers: list[Trained], tests: torch.Tensor) -> float:
         return loss_of(mean, tests).item()
 
 
-def exchanged(peers: list[Trained], fragment: int, *, rounded: bool) -> Values:
-    """Return the mean of a fragment as peers send it."""
-    places = np.zeros((len(peers), peers[0].steps.fragments.length), np.float32)
-    for peer, place in zip(peers, places, strict=True):
-        peer.steps.fill(fragment, place)
-    sent = places.astype(np.float16).astype(np.float32) if rounded else places
-    return np.asarray(sent.mean(axis=0))
-
-
-def take(peers: list[Trained], fragment: int, place: Values, *, keep: float) -> None:
-    """Give all peers the result of an exchange."""
+def exchanged(peers: list[Trained], fragment: int, compress: str | None) -> list[Values]:
+    """Return the mean of a fragment at each peer: of its own values, and of those that the others send."""
+    room = arena_for(peers[0].steps.fragments, 1)
+    place = room[FRAGMENT]
+    own, sent = [], []
     for peer in peers:
+        peer.steps.fill(fragment, place)
+        own.append(place.copy())
+        if compress is not None:
+            room.core.compress(compress)
+        sent.append(place.copy())
+    total = np.sum(sent, axis=0)
+    return [(total - theirs + exact) / len(peers) for theirs, exact in zip(sent, own, strict=True)]
+
+
+def take(peers: list[Trained], fragment: int, places: list[Values], *, keep: float) -> None:
+    """Give each peer the result of an exchange."""
+    for peer, place in zip(peers, places, strict=True):
         mean = peer.steps.mean_of(fragment, place)
         if mean is not None:
             peer.steps.step(fragment, mean, keep)
@@ -98,7 +93,7 @@ class Training:
 
     def __init__(self, chosen: argparse.Namespace, windows: Windows) -> None:
         self.chosen, self._exchanges = chosen, chosen.way == "diloco"
-        self._pending: tuple[int, int, Values] | None = None
+        self._pending: tuple[int, int, list[Values]] | None = None
         self._number = 0
         parts = chosen.fragments if self._exchanges else 1
         batch, count = (BATCH, PEERS) if self._exchanges else (PEERS * BATCH, 1)
@@ -110,36 +105,24 @@ class Training:
 
     def step(self, step: int) -> list[float]:
         """Take a step, and what is due after it; return the training loss of each peer that took it."""
-        chosen = self.chosen
-        if step <= chosen.alike:
-            losses = [self.peers[0].step(step - 1, chosen.steps)]
-            if step == chosen.alike:
-                self._part()
-            return losses
-        losses = [peer.step(step - 1, chosen.steps) for peer in self.peers]
+        learning_rate = rate(step - 1, self.chosen.steps, self.chosen.inner)
+        losses = [peer.step(learning_rate) for peer in self.peers]
         if self._exchanges:
             self._exchange(step)
         return losses
 
-    def _part(self) -> None:
-        """From now on each peer trains on its own batches."""
-        for peer in self.peers[1:]:
-            peer.follow(self.peers[0])
-        for peer in self.peers:
-            peer.begin_exchanges(self.chosen.fragments, self.outer)
-
     def _exchange(self, step: int) -> None:
         chosen = self.chosen
         if self._pending is not None and step - self._pending[0] >= chosen.overlap:
-            take(self.peers, self._pending[1], self._pending[2], keep=KEEP)
+            take(self.peers, self._pending[1], self._pending[2], keep=chosen.keep)
             self._pending = None
         if step % (chosen.every // chosen.fragments) == 0:
             fragment, self._number = self._number % chosen.fragments, self._number + 1
-            place = exchanged(self.peers, fragment, rounded=chosen.f16)
+            places = exchanged(self.peers, fragment, chosen.compress)
             if chosen.overlap:
-                self._pending = (step, fragment, place)
+                self._pending = (step, fragment, places)
             else:
-                take(self.peers, fragment, place, keep=0.0)
+                take(self.peers, fragment, places, keep=0.0)
 
 
 def main() -> int:
@@ -156,7 +139,7 @@ def main() -> int:
     for step in range(1, chosen.steps + 1):
         losses = training.step(step)
         if step % SHOWN == 0 or step == chosen.steps:
-            loss = mean_model(training.peers[: len(losses)], held_out)
+            loss = mean_model(training.peers, held_out)
             entries.append({"step": step, "train": sum(losses) / len(losses), "loss": loss})
             sys.stdout.write(f"{json.dumps(entries[-1])} {time.perf_counter() - began:.0f} s\n")
             sys.stdout.flush()
@@ -175,8 +158,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--overlap", type=int, default=5)
     parser.add_argument("--rate", type=float, default=0.7, help="the outer learning rate")
     parser.add_argument("--momentum", type=float, default=0.9, help="the outer momentum, Nesterov's")
-    parser.add_argument("--alike", type=int, default=0, help="first steps, on the same batches at all peers")
-    parser.add_argument("--f16", action="store_true", help="round what is sent to float16")
+    parser.add_argument("--inner", type=float, default=2e-3, help="the highest inner learning rate")
+    parser.add_argument("--keep", type=float, default=KEEP, help="share of the values trained meanwhile that stays")
+    parser.add_argument("--compress", choices=["f16", "int8"], help="the format of what is sent")
     return parser.parse_args()
 
 

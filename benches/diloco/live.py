@@ -37,6 +37,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "alone": ("alone", {}),
     "thalweg": ("thalweg", {}),
     "thalweg-f16": ("thalweg", {"compress": "f16"}),
+    "thalweg-int8": ("thalweg", {"compress": "int8"}),
     "thalweg-whole": ("thalweg", {"fragments": 1, "overlap": 0}),
     "thalweg-each-step": ("thalweg", {"every": 1, "fragments": 1, "overlap": 0}),
     "gloo": ("gloo", {"fragments": 1, "overlap": 0}),
@@ -206,7 +207,7 @@ def run(
         peers[-1].kill()
         gone.append(peers.pop())
     for number, spare in enumerate(spares, 1):
-        # The peer of the newcomer's name is killed three steps after a meeting, and the newcomer joins at once.
+        # The peer of the newcomer's name is killed three steps after an exchange begins; the newcomer joins at once.
         victim = next(one for one in peers if one.name == spare.name)
         _until(peers[0], number * chosen.every + 3)
         victim.kill()

@@ -19,6 +19,7 @@ NAMES: Final = {
     "alone": "no exchange",
     "thalweg": "thalweg, 4 fragments, overlapped",
     "thalweg-f16": "thalweg in float16",
+    "thalweg-int8": "thalweg in int8, every 28 steps",
     "thalweg-whole": "thalweg, whole model, waiting",
     "thalweg-each-step": "thalweg, each step",
     "gloo": "gloo all-reduce, whole model, waiting",

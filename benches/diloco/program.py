@@ -184,8 +184,8 @@ def hivemind(job: Job) -> Joined:
     first = min(job.peers.values()) == job.ip
     while not first and not identity.exists():
         time.sleep(0.1)
-    known = [] if first else identity.read_text().split()
-    dht = library.DHT(start=True, host_maddrs=[f"/ip4/{job.ip}/tcp/{job.port}"], initial_peers=known)
+    initial = [] if first else identity.read_text().split()
+    dht = library.DHT(start=True, host_maddrs=[f"/ip4/{job.ip}/tcp/{job.port}"], initial_peers=initial)
     if first:
         fresh = identity.with_suffix(".new")
         fresh.write_text("\n".join(str(one) for one in dht.get_visible_maddrs()))
