@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What came of one run of a cell. ``seconds`` are those of the rounds that count."""
+    """The result of one run of a cell. ``seconds`` has the time of each round that counts."""
 
     seconds: list[float] = field(default_factory=list)
     first_seconds: float | None = None
@@ -77,7 +77,8 @@ class Parties:
     def start(self, index: int) -> None:
         """Start a party in its host and its control group. Everything that it starts belongs to the group too."""
         group = Group(str(index))
-        # Called last in, first out: the group ends the party's processes, and then the first of them is waited for.
+        # The stack calls these two in reverse order: ``close`` ends all processes of the party, then ``wait`` reaps the
+        # first of them.
         self._stack.callback(lambda: self.processes[index].wait() if index < len(self.processes) else None)
         self._stack.callback(group.close)
         self.groups.append(group)

@@ -1,4 +1,4 @@
-"""The data set of the table: a file of JSON lines. Each line is one run of one cell, so a run that was cut goes on."""
+"""The data set of the table: a file of JSON lines, one for each run of a cell. An interrupted measurement can go on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line:
     version: str
     debug: bool
     outcome: Outcome
-    #: How far the parties stood back behind other programs (nice(2)), and the congestion control of their hosts.
+    #: The parties' niceness (nice(2), 0 to 19), and the congestion control of their hosts.
     nice: int = 0
     congestion: str | None = None
 
@@ -72,7 +72,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """What all runs of a cell come to."""
+    """The summary of all runs of a cell."""
 
     cell: Cell
     lines: tuple[Line, ...]

@@ -18,8 +18,8 @@ KILL: Final = "kill"
 def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) -> Outcome:
     """Run a cell until its second round has ended. In the middle of the third, let the event happen, and watch.
 
-    A system that can end a round without all clients is told so, as its documentation says. The parties are watched
-    for ``watch`` seconds.
+    A system that can end a round without all clients is configured to do so, as its documentation says. The parties are
+    watched for ``watch`` seconds.
     """
     more = {"enough": cell.clients - 1} if cell.event == KILL else {}
     system = replace(system, options={**system.options, **more})
@@ -59,7 +59,7 @@ def _away(parties: Parties, cell: Cell, watch: float) -> dict[str, Any]:
 
 
 def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> dict[str, Any]:
-    """Return what has become of the third round: ``went on``, ``ended`` (a party failed), ``wrong``, or ``hung``.
+    """Return the result of the third round: ``went on``, ``ended`` (a party failed), ``wrong``, or ``hung``.
 
     ``seconds`` are those of the round, or those since the event.
     """

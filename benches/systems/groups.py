@@ -42,7 +42,7 @@ class Group:
     def sample(self) -> int:
         """Read the memory that the party has allocated, keep the greatest value, and return the present one.
 
-        Pages of files, such as the code of libraries, do not count: who pays for them depends on who ran before.
+        Pages of files, such as the code of libraries, do not count: the kernel charges them to their first reader.
         """
         table = _table(self._memory / "memory.stat")
         now = table["total_rss"] + table["total_shmem"] if self._old else table["anon"] + table["shmem"]

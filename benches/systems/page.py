@@ -19,7 +19,7 @@ from thalweg.sections import toml
 
 #: Why thalweg is not first in a cell, written by hand after looking.
 CAUSES: Final = Path(__file__).parent / "causes.toml"
-#: What thalweg takes for each work between machines if nobody chooses.
+#: Thalweg's default transport between machines, for each work.
 DEFAULTS: Final = ("thalweg tcp", "thalweg graph", "thalweg tasks")
 #: Thalweg counts as first if it takes at most this much longer than the fastest.
 NEAR: Final = 1.05

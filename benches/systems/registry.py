@@ -35,7 +35,7 @@ class System:
     tuned: str | None = None
     #: Seconds that the start and the rounds may take beyond the time of the path.
     slack: float = 180.0
-    #: The most rounds of a turn that count, for a system whose rounds take more than ten seconds on any path.
+    #: Maximum number of rounds of a turn that count, for a system whose rounds take more than ten seconds on any path.
     most_rounds: int | None = None
     #: Variables of the environment of each party.
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -68,11 +68,11 @@ class Job:
                 if number == last:
                     wait_for(self.folder / word)
 
-    def meet(self, number: int) -> None:
+    def barrier(self, number: int) -> None:
         """Wait until all parties are about to begin a round. It uses files, so nothing crosses the network."""
-        (self.folder / f"{self.index}.meets-{number}").touch()
+        (self.folder / f"{self.index}.barrier-{number}").touch()
         for index in range(self.parties):
-            wait_for(self.folder / f"{index}.meets-{number}", 0.001)
+            wait_for(self.folder / f"{index}.barrier-{number}", 0.001)
 
 
 def train(array: np.ndarray, index: int) -> None:

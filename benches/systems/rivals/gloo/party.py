@@ -38,7 +38,7 @@ def allreduce(job: Job) -> None:
         vector = job.model(number)
         train(vector, job.index + 1)
         shared = torch.from_numpy(vector)
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         dist.all_reduce(shared)
         shared /= job.parties
@@ -51,7 +51,7 @@ def tree(job: Job) -> None:
     for number in range(1, job.rounds + 1):
         if job.index == 0:
             model = torch.from_numpy(job.model(number))
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         dist.broadcast(model, 0)
         job.done(number, begin, time.perf_counter(), model.numpy())

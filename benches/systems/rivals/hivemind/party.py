@@ -38,7 +38,7 @@ def allreduce(job: Job) -> None:
         with averager.get_tensors() as (own,):
             own[:] = torch.from_numpy(job.model(number))
             train(own.numpy(), job.index + 1)
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         averager.step(timeout=900)
         end = time.perf_counter()

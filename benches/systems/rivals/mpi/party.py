@@ -76,7 +76,7 @@ def allreduce(job: Job, comm) -> None:
     for number in range(1, job.rounds + 1):
         vector = job.model(number)
         train(vector, job.index + 1)
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         comm.Allreduce(vector, mean)
         mean /= job.parties
@@ -87,7 +87,7 @@ def tree(job: Job, comm) -> None:
     model = np.empty(job.size // 4, np.float32)
     for number in range(1, job.rounds + 1):
         model[:] = number if job.index == 0 else 0
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         comm.Bcast(model)
         job.done(number, begin, time.perf_counter(), model)

@@ -33,7 +33,7 @@ def allreduce(job: Job) -> None:
     for number in range(1, job.rounds + 1):
         vector[:] = number
         train(vector, job.index + 1)
-        job.meet(number)
+        job.barrier(number)
         begin = time.perf_counter()
         node.begin(number, weights, None)
         if node.wait(node.ready(number), LIMIT) is None:
