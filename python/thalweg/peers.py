@@ -28,6 +28,7 @@ from thalweg.job.diloco.exchanges import Exchange, Exchanged, NeighbourMean, Run
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound
 from thalweg.tensors.binding import Binding, bind
+from thalweg.tensors.named import Named
 
 if TYPE_CHECKING:
     import torch
@@ -302,7 +303,7 @@ class FragmentApp:
         #: Whether updates may be differences from the received model. Peers send values.
         self.takes_compressed_updates = False
 
-    def model(self) -> dict[str, Values]:
+    def model(self) -> Named:
         """Return zeros of the size of a fragment."""
         bound = bind(self._model(), self._tensors)
         room = arena_for(Fragments(bound.arena, bound.trained, self._fragments), 1)
