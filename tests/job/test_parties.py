@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from thalweg import _core
+from thalweg import _core, apps
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
-from thalweg.job.common.parties import AppClient, Described, Payload, bytes_of, round_config, server_party
+from thalweg.job.common.parties import AppClient, Described, Payload, bytes_of, modules_of, round_config, server_party
 from thalweg.models import PayloadSpec
 from thalweg.plan import Plan
 from thalweg.tensors.binding import attach
@@ -133,3 +135,25 @@ def test_a_payload_of_float64_has_values_of_eight_bytes() -> None:
     assert party.arena.layout.tensors[0][1] == "F64"
     assert 0 <= values.min() < 0.1
     assert 0.9 < values.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("body", "modules"),
+    [
+        ("import numpy", []),
+        ("import torch", ["torch"]),
+        ("import torch\nmake = torch.optim.SGD", ["torch", "torch._dynamo"]),
+    ],
+)
+def test_clients_of_an_app_share_what_its_first_optimizer_imports(
+    body: str, modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shared_imports.py"
+    file.write_text(f"{body}\nclass App:\n    model = train = print\n")
+    monkeypatch.delitem(sys.modules, "shared_imports", raising=False)
+    if not modules:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    plan = Plan.of({"app": f"{file}:App"})
+    apps.load(f"{file}:App", None)
+    assert modules_of(plan) == modules
+    monkeypatch.delitem(sys.modules, "shared_imports")

@@ -94,12 +94,23 @@ class AppFacts(TypedDict):
 
 def facts(text: str, options: Table | None) -> AppFacts:
     """Return the facts about a loaded app for the record: its name and options, its file, and the hash of that file."""
+    file, content = _source(text)
+    digest = None if content is None else sha256(content).hexdigest()
+    return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
+
+
+def says(text: str, word: str) -> bool:
+    """Return whether the file of a loaded app contains a word."""
+    _, content = _source(text)
+    return content is not None and word.encode() in content
+
+
+def _source(text: str) -> tuple[str | None, bytes | None]:
+    """Return the path and the content of a loaded app's file, each None if there is none."""
     place = text.rpartition(":")[0]
     name = Path(place).stem if place.endswith(".py") else place
     file = getattr(sys.modules.get(name), "__file__", None)
-    content = Path(file).read_bytes() if file is not None and Path(file).is_file() else None
-    digest = None if content is None else sha256(content).hexdigest()
-    return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
+    return file, Path(file).read_bytes() if file is not None and Path(file).is_file() else None
 
 
 def changed(before: object, now: AppFacts) -> str | None:

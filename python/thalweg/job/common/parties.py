@@ -378,7 +378,10 @@ def modules_of(plan: Plan) -> list[str]:
     """Return modules that a client or node of a plan imports, so that they can be imported once for all of them."""
     if plan.app is not None:
         # The run itself has loaded the user's app by now, and whatever that imports.
-        return ["torch"] if "torch" in sys.modules else []
+        if "torch" not in sys.modules:
+            return []
+        # The first optimizer of a process imports PyTorch's compiler, which takes seconds.
+        return ["torch", "torch._dynamo"] if apps.says(plan.app.object, "torch.optim") else ["torch"]
     if models.payload_bytes(plan.model.name) is not None:
         return []
     package = ["torchvision"] if models.find(plan.model.name).family == "torchvision_models" else []
