@@ -16,11 +16,17 @@ from benches.systems.cell import Cell, Outcome
 from benches.systems.paths import PATHS, bound
 
 FILE: Final = Path(__file__).parent / "results" / "table.jsonl"
+#: On a quiet machine, all other programs together use at most this share of one core.
+QUIET: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run: the cell, its turn, when it began, the load average then, what ran, and what came of it."""
+    """One run: the cell, its turn, when it began, the load average then, what ran, and what came of it.
+
+    ``others``: how many cores other programs used in the second before the run. The load average cannot tell that,
+    since it has the systems in it that were measured just before.
+    """
 
     cell: Cell
     turn: int
@@ -33,12 +39,12 @@ class Line:
     #: The parties' niceness (nice(2), 0 to 19), and the congestion control of their hosts.
     nice: int = 0
     congestion: str | None = None
+    others: float | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether other programs were at work: on a quiet machine the load average is under half of the cores."""
-        cores: int = self.machine["cores"]
-        return self.load > cores / 2 or self.nice > 0
+        """Whether other programs were at work. If nobody looked, they were."""
+        return self.others is None or self.others > QUIET or self.nice > 0
 
 
 def line_of(text: str) -> Line:

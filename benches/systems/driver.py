@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -65,7 +66,7 @@ def run(chosen: Sequence[Cell], *, turns: int, rounds: int, path: Path, resume: 
 
 def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     system = SYSTEMS[cell.system]
-    began, load = now(), os.getloadavg()[0]
+    began, load, others = now(), os.getloadavg()[0], busy_cores()
     why = system.unusable or (system.environment and environments.missing(system.environment))
     if why:
         outcome = Outcome(failure=why)
@@ -79,7 +80,23 @@ def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     version, debug = version_of(system)
     # Somebody else may have lowered the priority meanwhile, so it is read after the run.
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    return Line(cell, turn, began, load, dict(here), version, debug, outcome, nice, congestion(cell))
+    return Line(cell, turn, began, load, dict(here), version, debug, outcome, nice, congestion(cell), others)
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """Return how many cores the programs of this machine use at present, as a mean over ``seconds``."""
+    before = _used_ticks()
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return (_used_ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
+
+
+def _used_ticks() -> int:
+    """Return the ticks of CPU time that all cores have spent on work, for the kernel too (proc_stat(5))."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(
+        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    )
+    return user + nice + system + irq + softirq + steal
 
 
 def congestion(cell: Cell) -> str:

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from benches.common import MIB
-from benches.systems.dataset import FILE, Line, Row, read, rows
+from benches.systems.dataset import FILE, QUIET, Line, Row, read, rows
 from benches.systems.paths import PATHS
 from benches.systems.registry import SYSTEMS, System
 from thalweg.sections import toml
@@ -216,7 +217,6 @@ def conditions(path: Path = FILE) -> str:
         f"{line.machine['cpu']}, {line.machine['cores']} cores, {line.machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"{line.machine['kernel']}" for line in lines
     )  # fmt: skip
-    loads = [line.load for line in lines]
     busy = sum(line.busy for line in lines)
     nice = sum(line.nice > 0 for line in lines)
     kinds = {(PATHS[line.cell.path].emulated, line.congestion or "not noted") for line in lines}
@@ -224,17 +224,18 @@ def conditions(path: Path = FILE) -> str:
     debug = sum(line.debug for line in lines)
     versions = dict.fromkeys(line.version for line in lines)
     when = f"from {min(line.time for line in lines)} to {max(line.time for line in lines)} UTC"
-    load = (
-        f"Load average before a run: {min(loads):.1f} to {max(loads):.1f}. A † marks rows with runs that began "
-        f"under a load of more than half of the cores, when other programs were at work: {busy} runs."
-    )
+    others = [line.others for line in lines if line.others is not None]
+    quiet = (
+        f"In the second before a run, other programs used {median(others):.2f} of a core as the median, and "
+        f"{max(others):.2f} at most. " if others else ""
+    ) + f"A † marks rows with runs before which they used more than {QUIET} of a core, or nobody looked: {busy} runs."  # fmt: skip
     found = [
         f"{len(lines)} runs, {when}.",
         f"Machine: {'; '.join(machines)}.",
-        load,
-        f"Runs with a lowered priority: {nice}; these take far longer, and some of them tell nothing.",
+        quiet,
+        *([f"Runs with a lowered priority: {nice}; these take longer."] if nice else []),
         f"TCP's congestion control: {control}.",
-        f"Runs of thalweg in a build for debugging: {debug}. A release is faster.",
+        f"Runs of thalweg in a build for debugging, which is slower: {debug}.",
         f"Versions: {', '.join(versions)}.",
     ]  # fmt: skip
     return "\n".join(f"- {line}" for line in found)

@@ -53,7 +53,7 @@ NO_PEERS: Final = {
     ALLREDUCE: "it has a server and clients; clients do not reach each other",
     TREE: "it has a server and clients; clients do not reach each other",
 }
-
+NO_SERVER: Final = {STAR: "it has no server", TREE: "it has no server"}
 
 #: The library of Debian's package libmpich12; mpi4py looks for other names.
 MPICH: Final = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
@@ -95,7 +95,7 @@ SYSTEMS: Final = {
             None,
             works=(ALLREDUCE,),
             options={"transport": "tcp"},
-            lacks={STAR: "it has no server", TREE: "it has no server"},
+            lacks=NO_SERVER,
         ),
         System(
             "thalweg tasks",
@@ -123,7 +123,7 @@ SYSTEMS: Final = {
             "torch",
             "hivemind",
             works=(ALLREDUCE,),
-            lacks={STAR: "it has no server", TREE: "it has no server"},
+            lacks=NO_SERVER,
             most_rounds=2,
         ),
         System(
@@ -134,7 +134,7 @@ SYSTEMS: Final = {
             works=(ALLREDUCE,),
             options={"averager": {"min_matchmaking_time": 1.0}},
             tuned="hivemind",
-            lacks={STAR: "it has no server", TREE: "it has no server"},
+            lacks=NO_SERVER,
         ),
         System(
             "NVFlare",

@@ -245,6 +245,12 @@ def authority(bench: Bench, job: Job, role: str) -> Path:
     return folder
 
 
+def joining(bench: Bench, number: int, job: Job) -> list[str]:
+    """Return the arguments that each client of thalweg is started with: its name, its token, how long it tries."""
+    name = f"client-{number + 1}"
+    return ["--name", name, "--token-file", str(bench.folder / "pki" / f"{name}.token"), "--timeout", str(job.seconds)]
+
+
 def adapter(transport: str) -> System:
     """Return the system `thalweg flower` over a transport."""
 
@@ -257,14 +263,7 @@ def adapter(transport: str) -> System:
         bench.start("app", "server", [str(BIN / server[0]), *server[1:]])
         for number in range(job.clients):
             node = ["flower", "client", str(APP), f"{transport}://server:{PORT}"]
-            node += [
-                "--token-file",
-                str(bench.folder / "pki" / f"client-{number + 1}.token"),
-                "--timeout",
-                str(job.seconds),
-                "--name",
-                f"client-{number + 1}",
-            ]
+            node += joining(bench, number, job)
             node += ["--node-config", f"partition-id={number} num-partitions={job.clients}"]
             bench.start(f"client-{number + 1}", f"client-{number + 1}", [str(BIN / "thalweg"), *node])
         return "app"
@@ -308,14 +307,7 @@ def own(transport: str) -> System:
 def start_client(bench: Bench, transport: str, number: int, job: Job) -> None:
     """Start a client of thalweg's own rounds on its host."""
     client = [str(BIN / "thalweg"), "client", f"{transport}://server:{PORT}", "--app", OWN]
-    client += [
-        "--token-file",
-        str(bench.folder / "pki" / f"client-{number + 1}.token"),
-        "--timeout",
-        str(job.seconds),
-        "--name",
-        f"client-{number + 1}",
-    ]
+    client += joining(bench, number, job)
     bench.start(f"client-{number + 1}", f"client-{number + 1}", client)
 
 

@@ -22,7 +22,7 @@ def line(system: str, seconds: list[float], **more: Any) -> Line:
     cell = Cell(system, "star", 4, 1 << 20, "wan")
     outcome = Outcome(seconds=seconds, wire_bytes=16 * 2.0**20, cpu_seconds={"server": 1.0, "client-1": 0.5})
     outcome.peak_bytes = {"server": 3 << 20, "client-1": 2 << 20, "client-2": 1 << 20}
-    made = Line(cell, 1, "2026-11-27 21:30", 0.1, MACHINE, "1.0", False, outcome)
+    made = Line(cell, 1, "2026-11-27 21:30", 0.1, MACHINE, "1.0", False, outcome, others=0.01)
     return replace(made, **more)
 
 
@@ -32,7 +32,7 @@ def made(tmp_path: Path) -> Path:
     for one in (
         line("thalweg tcp", [0.50, 0.52, 0.51]),
         line("gRPC", [0.50, 0.49, 0.51]),
-        line("HTTP", [0.9], load=1.5),
+        line("HTTP", [0.9], others=1.5),
         line("gloo", [], outcome=Outcome(failure="party 1 ended with 1:\nit is | broken")),
     ):
         append(out, one)
@@ -69,9 +69,11 @@ def test_the_verdict_counts_ties_within_five_per_cent(made: Path) -> None:
     assert "| **behind** | not looked into yet |" in text
 
 
-def test_conditions_name_load_and_machine(made: Path) -> None:
+def test_conditions_name_other_programs_and_the_machine(made: Path) -> None:
     text = page.conditions(made)
-    assert "when other programs were at work: 1 runs." in text
+    assert "other programs used 0.01 of a core as the median, and 1.50 at most" in text
+    assert "more than 0.1 of a core, or nobody looked: 1 runs." in text
+    assert "priority" not in text
     assert "a processor, 2 cores, 1 GiB, Linux" in text
 
 
