@@ -330,7 +330,7 @@ impl<P: DialerPolicy> Dialer<P> {
         let dialer = self.clone();
         self.task_set.spawn(async move {
             let outcome = match prepared {
-                Ok((link, update)) => dialer.send(&link, &update).await,
+                Ok((outbox, update)) => dialer.send(&outbox, &update).await,
                 Err(reason) => Err(reason),
             };
             dialer.machine.with(|machine| machine.sent(dialer.now(), parcel, outcome));
@@ -338,10 +338,10 @@ impl<P: DialerPolicy> Dialer<P> {
         });
     }
 
-    fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
-        let link = self.link().ok_or("not connected")?;
+    fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Outbox, Outgoing), String> {
+        let outbox = self.outbox().ok_or("not connected")?;
         let known = self.machine.with(|machine| {
-            link.tolerate(&P::tolerance(machine));
+            outbox.link().tolerate(&P::tolerance(machine));
             let known = machine.welcome()?;
             Some((known.job, known.sender, known.chunk, P::is_detached(machine)))
         });
@@ -351,7 +351,7 @@ impl<P: DialerPolicy> Dialer<P> {
         *lock(&self.cancel) = (parcel, cancel.clone());
         let id = UpdateId { job, round: parcel, sender, layout: lent.layout.hash() };
         let update = Outgoing::new(id, lent.bytes, wanted, chunk, cancel).of(lent.layout);
-        Ok((link, if detached { update.detached() } else { update }))
+        Ok((outbox, if detached { update.detached() } else { update }))
     }
 
     /// Number of segments retransmitted over all links up to and with this one.
@@ -359,8 +359,15 @@ impl<P: DialerPolicy> Dialer<P> {
         Some(link.counters().retransmissions? + self.resent.load(Ordering::Relaxed))
     }
 
-    async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> Result<Span, String> {
-        let report = link.send_update(update).await;
+    async fn send(&self, outbox: &Outbox, update: &Outgoing) -> Result<Span, String> {
+        // An Offer may be queued. The peer drops chunks that come before it.
+        if !update.is_detached() {
+            tokio::select! {
+                () = update.cancel().cancelled() => {}
+                () = outbox.flushed() => {}
+            }
+        }
+        let report = outbox.link().send_update(update).await;
         update.cancel().cancel(); // ends the loan
         let at = |instant: Instant| instant.saturating_duration_since(self.started);
         let span = report.map(|r| Span { start: at(r.started), end: at(r.ended) });
