@@ -7,7 +7,7 @@
 //! | who | message | meaning |
 //! |---|---|---|
 //! | sender | Offer | describes the parcel: head, layout, weight; chunks follow at once, or on a Grant |
-//! | receiver | Grant | send these ranges: all, those that a broken link did not carry, or lost ones |
+//! | receiver | Grant | send these ranges: all, those that a broken link did not carry, or lost ones; before the Offer: send all of it without a further Grant |
 //! | sender | End | the ranges of one grant were sent |
 //! | receiver | Received | the parcel is here |
 //! | receiver | Accepted, Rejected | the parcel counts, or it does not, for this reason |

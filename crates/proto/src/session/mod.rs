@@ -41,6 +41,8 @@ pub(crate) struct Session {
     /// Whether the link keeps the order of messages and chunks: when a message arrives, no chunk that was
     /// sent before it is still on its way.
     pub ordered: bool,
+    /// Whether, besides, no chunk overtakes a message that was sent before it.
+    pub in_order: bool,
     pub live: Liveness,
     /// Time without progress after which the peer is gone: the job's liveness, or four round trips of the path if that is
     /// longer.
@@ -52,7 +54,7 @@ pub(crate) struct Session {
 impl Session {
     /// The peer may be silent for `silence` until the peers have met.
     fn new(now: Time, nonce: Nonce, ordered: bool, silence: Time) -> Self {
-        Self { nonce, ordered, live: Liveness::new(now, silence), silence, pinged: now }
+        Self { nonce, ordered, in_order: false, live: Liveness::new(now, silence), silence, pinged: now }
     }
 
     /// Notes that the peers have met: an answer took `round_trip`. `liveness` is the job's.

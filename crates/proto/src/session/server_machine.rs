@@ -77,6 +77,11 @@ pub trait ServerMachine: Sized {
         self.roster_mut().open(now, link, nonce, ordered);
     }
 
+    /// Reports that no chunk on this link overtakes a message that was sent before it.
+    fn keeps_order(&mut self, link: LinkId) {
+        self.roster_mut().on_link(link, |served| served.session.in_order = true);
+    }
+
     /// Reports the current values of the link's counters. The driver must call this before `control`, `sent`
     /// and `closed`.
     fn observe(&mut self, link: LinkId, traffic: Traffic) {

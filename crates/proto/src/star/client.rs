@@ -64,11 +64,14 @@ enum Phase {
         round: u32,
         config: String,
         model: Incoming,
+        /// Whether the server has a place for the update already, so that its chunks follow its Offer at once.
+        invited: bool,
     },
     /// The application has the model; `stale` if the round is over.
     Training {
         round: u32,
         stale: bool,
+        invited: bool,
     },
     Submitting(Submission),
 }
@@ -103,7 +106,7 @@ impl Client {
                 let mut model = Incoming::new(total);
                 model.begin(ordered);
                 let config = String::from_utf8(head).unwrap_or_default();
-                self.phase = Phase::Receiving { round, config, model };
+                self.phase = Phase::Receiving { round, config, model, invited: false };
             }
             Phase::Training { .. } | Phase::Submitting(_) => {}
         }
@@ -117,8 +120,8 @@ impl Client {
     }
 
     fn model_conclude(&mut self, now: Time) {
-        let Phase::Receiving { round, config, model } = &mut self.phase else { return };
-        let round = *round;
+        let Phase::Receiving { round, config, model, invited } = &mut self.phase else { return };
+        let (round, invited) = (*round, *invited);
         let holes = match model.conclude(now, &self.rule) {
             Step::Wait => return,
             Step::Ask(wanted) => return self.dial.send(Control::Grant { parcel: round, wanted }),
@@ -133,7 +136,7 @@ impl Client {
         if let Some(stand_in) = stand_in.filter(|_| missing > 0) {
             self.dial.want(RoundStep::Fill { holes, stand_in });
         }
-        self.phase = Phase::Training { round, stale: false };
+        self.phase = Phase::Training { round, stale: false, invited };
         self.dial.send(Control::Received { parcel: round, received, duplicates, missing });
         self.dial.want(RoundStep::Ready { round, config });
     }
@@ -155,17 +158,22 @@ impl Client {
             return Err(format!("{weight} is no weight; use the number of samples"));
         }
         match self.phase {
-            Phase::Training { round: current, stale } if current == round => {
+            Phase::Training { round: current, stale, invited } if current == round => {
                 if stale {
                     self.phase = Phase::Idle;
                     self.verdict(round, Verdict::Late);
                     self.dial.send(Control::Idle);
                     return Ok(());
                 }
-                let submission = Submission { round, weight, metrics, out: Outgoing::default() };
+                let out = if invited { Outgoing::pushed() } else { Outgoing::default() };
+                let submission = Submission { round, weight, metrics, out };
                 let offer = offer(&submission, self.dial.layout_hash());
                 self.phase = Phase::Submitting(submission);
                 self.dial.send(offer);
+                if invited {
+                    let wanted = Ranges::full(self.dial.welcome().map_or(0, |w| w.layout.bytes()));
+                    self.dial.act(ClientAction::SendParcel { parcel: round, wanted });
+                }
                 Ok(())
             }
             _ => {
@@ -175,11 +183,18 @@ impl Client {
     }
 
     fn granted(&mut self, granted: u32, wanted: &Ranges) {
-        if let Phase::Submitting(submission) = &mut self.phase {
-            if submission.round == granted {
+        match &mut self.phase {
+            Phase::Submitting(submission) if submission.round == granted => {
                 submission.out.grant(wanted);
                 self.send_next();
             }
+            // Before there is an update, the server can want nothing but the whole of it.
+            Phase::Receiving { round, invited, .. } | Phase::Training { round, invited, .. }
+                if *round == granted =>
+            {
+                *invited = true;
+            }
+            _ => {}
         }
     }
 
@@ -209,7 +224,7 @@ impl Client {
                 self.phase = Phase::Idle;
                 self.dial.send(Control::Idle);
             }
-            Phase::Training { round, stale } if *round == closed => *stale = true,
+            Phase::Training { round, stale, .. } if *round == closed => *stale = true,
             Phase::Submitting(submission) if submission.round == closed => {
                 self.dial.act(ClientAction::Cancel { parcel: None });
                 self.phase = Phase::Idle;
@@ -291,8 +306,12 @@ impl ClientMachine for Client {
     fn link_lost(&mut self, _now: Time, _reason: &str) {
         match &mut self.phase {
             Phase::Submitting(submission) => submission.out.forget(),
-            Phase::Receiving { model, .. } => model.stop(),
-            _ => {}
+            Phase::Receiving { model, invited, .. } => {
+                model.stop();
+                *invited = false;
+            }
+            Phase::Training { invited, .. } => *invited = false,
+            Phase::Idle => {}
         }
     }
 
@@ -332,7 +351,7 @@ impl ChunkReceiver for Client {
 fn offer(submission: &Submission, layout: LayoutHash) -> Control {
     Control::Offer(Parcel {
         number: submission.round,
-        pushed: false,
+        pushed: submission.out.is_sending(),
         head: submission.metrics.clone().into_bytes(),
         content: Content::Whole(layout),
         same_as: None,

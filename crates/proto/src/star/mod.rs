@@ -9,13 +9,17 @@
 //!   <------------------------------  Hello (proof, what it still holds)
 //!   Welcome (number, layout)  --------------->
 //!   Offer (configuration), chunks, End  ----->   into the arena, in place
+//!   Grant, if there is a place for each client ->
 //!   <------------------------------  Received (or Grant: holes)
 //!                                            train
 //!   <------------------------------  Offer (weight, metrics)
-//!   Grant (ranges)  ------------------------->   when the staging budget admits it
+//!   Grant (ranges)  ------------------------->   when the staging budget admits it, if not granted above
 //!   <------------------------------  chunks, End
 //!   Accepted, once folded (or Grant: holes, Rejected, Closed) -->
 //! ```
+//!
+//! With a Grant before its Offer, the client sends the update right after the Offer, which then says that it is
+//! pushed. That saves a round trip. If the server has no place after all, it drops the chunks and grants later.
 //!
 //! The server may send a Grant of lost ranges also while chunks arrive. The client sends these ranges after
 //! the present ones, with an End of their own.

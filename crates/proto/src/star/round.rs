@@ -176,6 +176,8 @@ pub struct Round {
     parts: BTreeMap<u32, Participant>,
     tally: Tally,
     pub(crate) credits: Credits,
+    /// The client whose Offer came last, if its update follows without a Grant.
+    pub(crate) pushing: Option<u32>,
     /// Bytes of a whole update.
     total: u64,
     partial: Partial,
@@ -187,7 +189,8 @@ impl Round {
     /// Begins a round. An update has `total` bytes.
     pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
         let (parts, tally) = (BTreeMap::new(), Tally::default());
-        Self { plan, started: now, parts, tally, credits, total, partial, deferred: Vec::new() }
+        let deferred = Vec::new();
+        Self { plan, started: now, parts, tally, credits, pushing: None, total, partial, deferred }
     }
 
     /// All participations, by member number.
@@ -365,6 +368,11 @@ impl Round {
         // A client that kept its place while its link was broken goes on at once.
         let goes_on = self.credits.holds(sender) && self.plan.gather == Gather::Concurrent;
         self.enter(now, sender, if goes_on { State::Sending } else { State::Offered });
+    }
+
+    /// Whether there is a place for each client's update, and no client waits for another.
+    pub(crate) fn invites(&self) -> bool {
+        self.plan.gather == Gather::Concurrent && self.credits.places() >= self.plan.expected as usize
     }
 
     /// Grants places. Returns the clients that may send now, each with the ranges to send.

@@ -283,7 +283,10 @@ impl Server {
                     format!("offered an update of {weight} samples that it had offered as one of {before}");
                 self.reject(now, sender, number, &reason);
             }
-            (Ok(()), Some(current)) => current.offer(now, sender, weight, metrics),
+            (Ok(()), Some(current)) => {
+                current.offer(now, sender, weight, metrics);
+                current.pushing = update.pushed.then_some(sender);
+            }
             (Err(reason), _) => self.reject(now, sender, number, &reason),
             (Ok(()), None) => self.offered_late(now, sender, weight, metrics),
         }
@@ -350,6 +353,7 @@ impl Server {
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
         let grants = round.grants(now);
+        let pushing = round.pushing.take();
         let together = round.due_together(now, absent_since, busy);
         together.into_iter().for_each(|staged| self.roster.want(staged.fold()));
         let ending = round.ending(now, absent_since, busy);
@@ -362,7 +366,7 @@ impl Server {
         }
         for (sender, wanted) in grants {
             if let Some(parcel) = self.parcel_of(sender) {
-                self.grant(now, sender, parcel, &wanted);
+                self.grant(now, sender, parcel, &wanted, pushing == Some(sender));
             }
         }
         if let Some(ending) = ending {
@@ -376,7 +380,8 @@ impl Server {
         self.behind.iter().any(|&sender| self.roster.link_of(sender).is_some())
     }
 
-    fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges) {
+    /// Lets a client send these ranges of its update. `pushing`: it sends the whole update already.
+    fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges, pushing: bool) {
         let Some(link) = self.roster.link_of(sender) else { return };
         let began = self.roster.on_link(link, |served| {
             if served.upload.is_some() {
@@ -390,7 +395,9 @@ impl Server {
         if let Some(part) = self.part(sender, round) {
             part.incoming.begin(ordered);
         }
-        self.roster.send(link, Control::Grant { parcel: round, wanted: wanted.first(MAX_HOLES) });
+        if !pushing || wanted.bytes() < self.config.layout.bytes() {
+            self.roster.send(link, Control::Grant { parcel: round, wanted: wanted.first(MAX_HOLES) });
+        }
     }
 
     fn end_round(&mut self, now: Time, ending: &Ending) {

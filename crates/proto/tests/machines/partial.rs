@@ -219,8 +219,9 @@ fn who_comes_back_after_the_end_takes_part_in_the_next_round() {
 #[test]
 fn an_accepted_update_is_not_called_late_afterwards() {
     for partial in [Partial::Discard, Partial::Keep] {
-        let mut world =
-            World::joined(&Setup { partial, ..Setup::default() }, [profile("good"), profile("victim")]);
+        // The server must know of the update before its end is on its way.
+        let setup = Setup { partial, keeps_order: false, ..Setup::default() };
+        let mut world = World::joined(&setup, [profile("good"), profile("victim")]);
         world.start(plan(1, 2));
         world.run("its end is on its way", SECOND, |w| w.clients[VICTIM].seen.ends > 0);
         let said = world.server.machine.progress_report();

@@ -46,6 +46,24 @@ fn a_round_takes_a_few_round_trips_and_no_link_is_lost() {
     }
 }
 
+/// The model takes half a round trip and the update another. Without a place that is granted with the model, Offer and
+/// Grant take one more.
+#[test]
+fn a_place_that_is_granted_with_the_model_saves_a_round_trip() {
+    let round_trip = 100 * MS;
+    let took = |invites: bool| {
+        let mut world = World::new(&Setup { keeps_order: invites, ..Setup::default() });
+        world.add(Profile { paths: vec![(path(round_trip), path(round_trip))], ..profile("c") });
+        world.run("it has joined", within(3, round_trip), |w| {
+            w.server.machine.connected_clients().count() == 1
+        });
+        let result = world.round(plan(1, 1), within(6, round_trip));
+        world.check(&result);
+        result.outcome.span.end - result.outcome.span.start
+    };
+    assert_eq!(took(false) - took(true), round_trip);
+}
+
 #[test]
 fn a_task_takes_a_few_round_trips_and_no_link_is_lost() {
     for round_trip in round_trips() {

@@ -42,8 +42,8 @@ fn grant() -> Control {
     Control::Grant { parcel: 1, wanted: Ranges::full(layout(100).bytes()) }
 }
 
-/// A client that is sending its update.
-fn sending(now: Time) -> Client {
+/// A client that trains.
+fn training(now: Time) -> Client {
     let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
     let mut client = Client::new(config, 1);
     let_in(&mut client, now);
@@ -59,6 +59,13 @@ fn sending(now: Time) -> Client {
     client.control(now, model_offer(1, layout(100).hash()));
     client.stored(now, &chunk, true);
     client.control(now, Control::End { parcel: 1, sent: Interval::default() });
+    client_actions(&mut client);
+    client
+}
+
+/// A client that is sending its update.
+fn sending(now: Time) -> Client {
+    let mut client = training(now);
     assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
     client.control(now, grant());
     assert!(sends(&client_actions(&mut client)));
@@ -101,6 +108,44 @@ fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
         client.sent(MS, 1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 1);
     }
+}
+
+fn offered(actions: &[ClientAction]) -> Option<bool> {
+    actions.iter().find_map(|a| match a {
+        ClientAction::Send(Control::Offer(update)) => Some(update.pushed),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_client_that_was_granted_a_place_before_its_offer_sends_its_update_at_once() {
+    let mut client = training(Time::ZERO);
+    client.control(MS, grant());
+    assert!(client_actions(&mut client).is_empty(), "there is no update yet");
+    assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
+    let actions = client_actions(&mut client);
+    assert_eq!((offered(&actions), sends(&actions)), (Some(true), true), "{actions:?}");
+    client.sent(MS, 1, Ok(Span::default()));
+    assert_eq!(ends(&client_actions(&mut client)), 1);
+    // The server lacks some of it after all.
+    client.control(2 * MS, grant());
+    assert!(sends(&client_actions(&mut client)));
+}
+
+#[test]
+fn a_grant_before_the_offer_counts_for_its_round_and_its_link_only() {
+    let mut client = training(Time::ZERO);
+    client.control(MS, Control::Grant { parcel: 2, wanted: Ranges::full(8) });
+    assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
+    let actions = client_actions(&mut client);
+    assert_eq!((offered(&actions), sends(&actions)), (Some(false), false), "another round: {actions:?}");
+    let mut client = training(Time::ZERO);
+    client.control(MS, grant());
+    client.closed(MS, "cut");
+    let_in(&mut client, 2 * MS);
+    assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
+    let actions = client_actions(&mut client);
+    assert_eq!((offered(&actions), sends(&actions)), (Some(false), false), "another link: {actions:?}");
 }
 
 #[test]
@@ -168,6 +213,9 @@ fn with_two_in(now: Time, setup: &Setup) -> (ServerParty, Vec<Action>) {
     let mut server = ServerParty::new(setup);
     for link in [1, 2] {
         server.machine.connected(now, link, [0; 32], true);
+        if setup.keeps_order {
+            server.machine.keeps_order(link);
+        }
         let (name, holding) = (format!("c{link}"), Holding::Nothing);
         let (nonce, proof, layout) = ([9; 32], None, None);
         let hello = Hello {
@@ -225,6 +273,41 @@ fn offers_at_the_same_moment_are_granted_once_each() {
     server.machine.control(2 * MS, 1, offer(layout));
     let actions = server_actions(&mut server);
     assert_eq!([grants(&actions, 1), grants(&actions, 2)], [1, 1], "{actions:?}");
+}
+
+fn pushed(round: u32, layout: LayoutHash) -> Control {
+    match update_offer(round, 5.0, layout, "{}") {
+        Control::Offer(update) => Control::Offer(Parcel { pushed: true, ..update }),
+        other => other,
+    }
+}
+
+#[test]
+fn places_are_granted_with_the_model_if_there_are_enough_and_chunks_keep_their_order() {
+    for (places, invites, granted) in [(2, true, 1), (1, true, 0), (2, false, 0)] {
+        let (_, actions) = with_two_in(MS, &Setup { places, keeps_order: invites, ..Setup::default() });
+        assert_eq!([grants(&actions, 1), grants(&actions, 2)], [granted; 2], "{places} places, {invites}");
+    }
+}
+
+/// The server takes an update that comes without a Grant only if it has a place. If not, it drops the chunks, and
+/// grants all of it when a place is free.
+#[test]
+fn an_update_that_is_pushed_needs_a_place_as_any_other() {
+    let (mut server, _) = with_two_in(MS, &Setup { places: 1, ..Setup::default() });
+    let (layout, total) = (server.layout.hash(), server.layout.bytes());
+    server.machine.control(2 * MS, 1, pushed(1, layout));
+    assert!(server_actions(&mut server).is_empty(), "it needs no Grant");
+    server.machine.control(2 * MS, 2, pushed(1, layout));
+    for link in [1, 2] {
+        let chunk = ChunkHeader { job: JOB, round: 1, sender: link, layout, offset: 0, length: 512 };
+        let stored = server.machine.stored(3 * MS, LinkId::from(link), &chunk, Ok(()));
+        assert_eq!(stored.is_some(), link == 1);
+    }
+    server.machine.control(3 * MS, 2, Control::End { parcel: 1, sent: Interval::default() });
+    assert!(server_actions(&mut server).is_empty(), "it waits for its place");
+    server.machine.control(4 * MS, 1, update_offer(1, 6.0, layout, "{}"));
+    assert_eq!(wanted(&server_actions(&mut server)), [Ranges::full(total)], "the first was refused");
 }
 
 /// Only one update may be staged. Repeated offers, of this round, of other rounds and of unknown rounds, get

@@ -394,8 +394,14 @@ impl<P: HubPolicy> Hub<P> {
         if let Some(notice) = link.notice() {
             self.noted(|notes| notes.add_once(&notice));
         }
-        let ordered = self.ordered && link.capabilities().settles();
-        self.machine.with(|machine| machine.connected(self.now(), id, nonce, ordered));
+        let capabilities = link.capabilities();
+        let ordered = self.ordered && capabilities.settles();
+        self.machine.with(|machine| {
+            machine.connected(self.now(), id, nonce, ordered);
+            if ordered && capabilities.ordered && capabilities.reliable {
+                machine.keeps_order(id);
+            }
+        });
         self.wake();
         self.spawn(read(self.clone(), id, link, ordered));
         Ok(())

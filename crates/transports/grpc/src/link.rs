@@ -28,7 +28,9 @@ impl Link for GrpcLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Grpc.capabilities()
+        // A unary call is a stream of its own, which may overtake messages.
+        let ordered = self.shared.unary.is_none();
+        Capabilities { ordered, settled: !ordered, ..Grpc.capabilities() }
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {

@@ -4,6 +4,7 @@ use thalweg_wire::control::{Content, Control, Interval, Parcel};
 use thalweg_wire::Ranges;
 
 use super::{on_our_clock, Action, Duty, LinkId, Model, Server};
+use crate::star::Round;
 use crate::transfer::Outgoing;
 use crate::{Fanout, Liveness, Span, Time};
 
@@ -32,6 +33,11 @@ impl Server {
             deadline: None,
         };
         self.roster.send(link, Control::Offer(model));
+        let in_order = self.roster.link(link).is_some_and(|served| served.session.in_order);
+        if in_order && self.round.as_ref().is_some_and(Round::invites) {
+            let wanted = Ranges::full(self.config.layout.bytes());
+            self.roster.send(link, Control::Grant { parcel: number, wanted });
+        }
         Some(link)
     }
 

@@ -50,6 +50,9 @@ impl World {
             let nonce = self.net.rng.nonce();
             let ordered = self.clients[self.net.client_of(link)].profile.paths[0].0.ordered;
             self.server.machine.connected(self.now, link, nonce, ordered);
+            if ordered && self.server.keeps_order {
+                self.server.machine.keeps_order(link);
+            }
             self.server_actions();
         }
     }

@@ -53,6 +53,8 @@ pub struct Setup {
     pub places: u64,
     /// Whether staged updates are folded together.
     pub lazy: bool,
+    /// Whether no chunk overtakes a message on ordered links, so that places are granted with the model.
+    pub keeps_order: bool,
     pub elements: u64,
     pub chunk: u32,
     pub liveness: Time,
@@ -73,6 +75,7 @@ impl Default for Setup {
             allowances: Vec::new(),
             places: 100,
             lazy: false,
+            keeps_order: true,
             elements: 1000,
             chunk: 512,
             liveness: 10 * SECOND,

@@ -115,6 +115,8 @@ impl RoundResult {
 /// The server with its staging area and its accumulator.
 pub struct ServerParty {
     pub machine: Server,
+    /// Whether no chunk overtakes a message on ordered links.
+    pub keeps_order: bool,
     pub partial: Partial,
     /// How many rounds an update may be late.
     pub stale: u32,
@@ -161,6 +163,7 @@ impl ServerParty {
         let machine = Server::new(config, Box::new(Doors { token: setup.token }));
         Self {
             machine,
+            keeps_order: setup.keeps_order,
             partial: setup.partial,
             stale: setup.stale,
             layout,
