@@ -1,0 +1,104 @@
+"""thalweg's tasks along a binary tree: each party that has children sends them each piece as soon as it has it.
+
+A party is a member of its parent's server, and has a server of its own for its children. Tensors that it has received
+are sent on without a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import numpy as np
+from contract import Job, job
+
+from thalweg import TaskClient, TaskServer, Tensors, _core
+
+TOKEN = "benchmark"  # noqa: S105 - no secret
+PIECES = 8
+LIMIT = 120.0
+
+
+def children(job: Job) -> list[int]:
+    return [index for index in (2 * job.index + 1, 2 * job.index + 2) if index < job.parties]
+
+
+def url(job: Job, index: int) -> str:
+    return f"{job.options['transport']}://{job.addresses[index]}:{job.port}"
+
+
+class Below:
+    """The children of a party, if it has any."""
+
+    def __init__(self, job: Job, stack: ExitStack) -> None:
+        self.count, self.open = len(children(job)), []
+        if self.count:
+            core = _core.TaskServer(url(job, job.index), json.dumps({"token": TOKEN, "ahead": PIECES}))
+            self.server = stack.enter_context(TaskServer.over(core))
+
+    def wait(self) -> None:
+        if self.count and self.server.wait(self.count, LIMIT) < self.count:
+            raise RuntimeError("not all children are there")
+
+    def send(self, head: dict[str, int], tensors) -> None:
+        if self.count:
+            self.open.append(self.server.send(head, tensors))
+
+    def settle(self) -> None:
+        """Wait until the children have all that was sent."""
+        for task in self.open:
+            with task:
+                if not all(reply.done for reply in task):
+                    raise RuntimeError("not all children have the model")
+        self.open = []
+
+
+def pieces(size: int) -> Iterable[slice]:
+    step = -(-size // PIECES)
+    return (slice(at, min(size, at + step)) for at in range(0, size, step))
+
+
+def root(job: Job) -> None:
+    with ExitStack() as stack:
+        below = Below(job, stack)
+        job.ready()
+        below.wait()
+        for number in range(1, job.rounds + 1):
+            model = job.model(number)
+            cut = [(part.start, Tensors({"piece": model[part]})) for part in pieces(len(model))]
+            begin = time.perf_counter()
+            for at, piece in cut:
+                below.send({"round": number, "at": at}, piece)
+            below.settle()
+            job.done(number, begin, time.perf_counter(), model)
+
+
+def relay(job: Job) -> None:
+    model, name = np.empty(job.size // 4, np.float32), f"party-{job.index}"
+    with ExitStack() as stack:
+        below = Below(job, stack)
+        below.wait()
+        core = _core.TaskClient(url(job, (job.index - 1) // 2), name, json.dumps({"token": TOKEN}))
+        client = stack.enter_context(TaskClient.over(core, name))
+        had, unanswered = 0, []
+        for task in client:
+            below.send(task.head, task.tensors)
+            piece, at = np.asarray(task.tensors["piece"]), task.head["at"]
+            model[at : at + len(piece)] = piece
+            had += len(piece)
+            unanswered.append(task)
+            if had < len(model):
+                continue
+            job.done(task.head["round"], 0.0, time.perf_counter(), model)
+            # The children have the model before the parent hears so.
+            below.settle()
+            for one in unanswered:
+                one.answer()
+            had, unanswered = 0, []
+
+
+if __name__ == "__main__":
+    one = job()
+    root(one) if one.index == 0 else relay(one)
