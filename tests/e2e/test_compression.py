@@ -76,3 +76,23 @@ def test_a_tree_adds_up_compressed_updates(result: Callable[..., Any], tmp_path:
     record = Record(tmp_path / said["record"])
     assert all(entry["complete"] for entry in record.entries)
     assert all(share < 0.16 for share in shares(record, "up"))
+
+
+@pytest.mark.parametrize("top", ["first-finished", "dedicated", "sharded"])
+def test_several_nodes_have_the_bits_of_a_star(result: Callable[..., Any], tmp_path: Path, top: str) -> None:
+    """So residuals are the same too: the second round depends on them."""
+
+    def trained(name: str, plan: str) -> tuple[bytes, Record]:
+        (tmp_path / f"{name}.toml").write_text(TRAINED.replace("clients = 2", "clients = 3") + plan)
+        said = result("run", f"{name}.toml", "--compression", "int4", "--deterministic", "--record", name)
+        record = Record(tmp_path / said["record"])
+        assert all(entry["complete"] for entry in record.entries)
+        assert all(share < 0.16 for share in shares(record, "up"))
+        return (record.path / "checkpoint.safetensors").read_bytes(), record
+
+    star, _ = trained("star", "")
+    nodes = f"[aggregation]\nshape = 'tree'\n[nodes]\ncount = 2\n[tree]\nplacement = 'worst-fit'\ntop = '{top}'\n"
+    tree, record = trained("tree", nodes)
+    # Three clients fit one node; a dedicated top adds up its sums all the same.
+    assert record.manifest["tree"]["nodes_used"] == (1 if top == "dedicated" else 2)
+    assert star == tree

@@ -291,7 +291,6 @@ LINES: Final[Mapping[str, Line]] = {
     "layers.seal": _except(graph="it is for updates to a server; security.tls encrypts links"),
     "layers.compress": _except(),
     "compression.scheme": _except(
-        nodes="the top of several nodes takes the mean of models, not of differences",
         graph="algorithm.name = 'choco' with layers.compress makes up for what rounding leaves out",
         flower="the app's own strategy adds up its replies; layers.compress rounds them",
     ),

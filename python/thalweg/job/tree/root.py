@@ -590,5 +590,8 @@ def _nothing() -> None:
 
 
 def _of_top(options: CoreOptions) -> CoreOptions:
-    """Return those of a server's options that a top needs too: the sums' precision, stand-ins and the seed."""
-    return chosen(options, ("precision", "repair", "seed"))
+    """Return those of a server's options that a top needs too.
+
+    They are the sums' precision, stand-ins, the seed, and the layers, which say whether updates are differences.
+    """
+    return chosen(options, ("precision", "repair", "seed", "layers"))
