@@ -22,12 +22,18 @@ const MOST_EIGHTHS: u32 = 16;
 const MOST_LATE: u32 = 4;
 /// With each RTT sample, that delay decays by one part in this many.
 const FADES: u32 = 256;
-/// Pauses between unanswered probes: a quarter of an RTT, at least this long, and a tenth longer each time. On a
-/// path that loses 70 % in both directions one probe in eleven is answered, so with pauses that double, as those
-/// of RFC 9002, the sender would stand still for seconds. A probe has some 60 bytes.
+/// Pauses between unanswered probes: a quarter of an RTT, at least this long. They stay so for the probes of which
+/// one is answered ([`Trips::lossy`]), and are a twentieth longer each time after that. On a path that loses 80 % in
+/// both directions one probe in 25 is answered, so with pauses that double, as those of RFC 9002, the sender would
+/// stand still for minutes. A probe has some 60 bytes.
 const SHORTEST: Time = Time::from_millis(10);
-/// Maximum pause between unanswered probes. It is one probe timeout if that is longer.
-const RAREST: Time = Time::from_secs(1);
+/// By how much each pause is longer than the one before.
+const GROWTH: f64 = 1.05;
+/// Number of probes at the shortest pause before the loss rate is known.
+const STEADY: u32 = 30;
+/// Maximum pause between unanswered probes. It is one probe timeout if that is longer. So a transfer goes on soon after an
+/// outage, and the probes take 3 kbit/s meanwhile.
+const RAREST: Time = Time::from_millis(250);
 
 /// RTT and reordering of a path.
 #[derive(Debug)]
@@ -41,6 +47,8 @@ pub struct Trips {
     late: Time,
     /// Number of probes since the last ACK.
     unanswered: u32,
+    /// Number of probes at the shortest pause.
+    steady: u32,
 }
 
 impl Default for Trips {
@@ -61,6 +69,7 @@ impl Trips {
             eighths: EIGHTHS,
             late: Time::ZERO,
             unanswered: 0,
+            steady: STEADY,
         }
     }
 
@@ -132,7 +141,13 @@ impl Trips {
             return first;
         }
         let pause = (self.smooth.unwrap_or(FIRST_TRIP) / 4).max(SHORTEST);
-        pause.mul_f64(1.1_f64.powi(self.unanswered.min(100) as i32)).min(RAREST.max(first))
+        let longer = self.unanswered.saturating_sub(self.steady).min(200);
+        pause.mul_f64(GROWTH.powi(longer as i32)).min(RAREST.max(first))
+    }
+
+    /// Sets how many probes are sent at the shortest pause: as many as it takes for one to be answered.
+    pub fn lossy(&mut self, probes: u32) {
+        self.steady = probes;
     }
 
     /// Notes that a probe was sent.
@@ -171,16 +186,22 @@ mod tests {
         let mut trips = Trips::new();
         trips.measured(10 * MS);
         let mut pauses = Vec::new();
-        for _ in 0..60 {
+        for _ in 0..200 {
             pauses.push(trips.probe_after());
             trips.probed();
         }
         let (first, again) = pauses.split_first().unwrap();
-        assert!(again.is_sorted() && again[0] == SHORTEST.mul_f64(1.1) && again[58] == RAREST, "{pauses:?}");
+        assert!(again.is_sorted() && again[198] == RAREST, "{pauses:?}");
         assert!(*first > again[0], "the first probe waits for an answer that is on its way");
-        assert!(again.iter().take_while(|pause| **pause < 10 * SHORTEST).count() > 20, "{pauses:?}");
+        let short = |pauses: &[Time]| pauses.iter().filter(|&&pause| pause == SHORTEST).count();
+        assert_eq!(short(again), STEADY as usize, "{pauses:?}");
         trips.answered();
         assert_eq!(trips.probe_after(), pauses[0]);
+        trips.lossy(5);
+        (0..5).for_each(|_| trips.probed());
+        assert_eq!(trips.probe_after(), SHORTEST);
+        trips.probed();
+        assert_eq!(trips.probe_after(), SHORTEST.mul_f64(GROWTH));
     }
 
     #[test]

@@ -30,6 +30,8 @@ const LOOKING: Time = Time::from_millis(200);
 const FULL_ROUNDS: u8 = 3;
 /// Number of ACKs in a row that must show a queue, or show none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
+/// Number of ACKs in a row that must show a queue, until a sender on a very lossy path no longer makes up for loss.
+const LATE: u8 = 3;
 /// The cwnd of a [fast start](Rate::starting_fast) is at least this many times what a round trip has carried.
 /// Suppose that eight senders begin at once behind a queue of a quarter BDP. They then send 1.35 packets for
 /// each that arrives; with a factor of 2 they would send 2.23.
@@ -56,6 +58,15 @@ const HALF: f64 = 0.5;
 /// if the path loses that much. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since
 /// it is at most 1.3 times the bytes that a round trip delivered.
 const MOST_MADE_UP: f64 = 0.62;
+/// Senders that make up for [`MOST_MADE_UP`] cause no more loss than that by themselves, however many share a
+/// path. So greater loss than this is the path's own.
+const BEYOND: f64 = 0.72;
+/// The maximum that such a sender makes up for if the path loss is greater than [`BEYOND`]. On a path that loses
+/// 80 %, a sender that makes up for 62 % delivers half of its rate, takes that as its next rate, and so on.
+const MOST_MADE_UP_BEYOND: f64 = 0.85;
+/// On a very lossy path, at least one ACK of a flight arrives with a probability of 1 - e^-3 = 0.95. If ACKs are
+/// lost as often as packets, that takes this many packets over the square of the fraction that arrives.
+const ANSWERED: f64 = 3.0;
 /// If the path loss is greater than this, the sender makes up for nothing in the second and third phase of
 /// each cycle. Otherwise it would be faster than the path in every phase, and could mistake the loss that it
 /// causes for loss of the path.
@@ -81,6 +92,11 @@ const JITTERS: u32 = 4;
 const JITTER_GAIN: u32 = 16;
 /// On a path with a shorter minimum RTT the sender does not pace, since no timer is fine enough.
 const PACED: Time = Time::from_millis(1);
+
+/// How much longer than the minimum an RTT is that shows a queue (RFC 9406, section 4.2).
+fn queue_shows(base: Time) -> Time {
+    (base / 8).clamp(Time::from_millis(4), Time::from_millis(16))
+}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
@@ -184,6 +200,8 @@ pub struct Rate {
     growth: f64,
     /// By how much RTT samples may vary without jitter of the path.
     unsteady: Time,
+    /// Whether the receiver acknowledges each packet.
+    acknowledged_each: bool,
 }
 
 impl Rate {
@@ -223,6 +241,7 @@ impl Rate {
             most_made_up: None,
             growth: 0.0,
             unsteady: UNSTEADY,
+            acknowledged_each: false,
         }
     }
 
@@ -238,6 +257,12 @@ impl Rate {
     #[must_use]
     pub fn starting_fast(self) -> Self {
         Self { growth: GROWTH, ..self }
+    }
+
+    /// For a sender whose receiver acknowledges each packet: goes on where most packets and ACKs are lost.
+    #[must_use]
+    pub fn acknowledged_each(self) -> Self {
+        Self { acknowledged_each: true, ..self }
     }
 
     /// Sets by how much RTT samples may vary without jitter of the path. It is for senders with few RTT
@@ -266,7 +291,29 @@ impl Rate {
     /// Maximum number of bytes in flight: the cwnd, and those bytes that the path will lose. Lost bytes count
     /// as in flight until their loss is detected.
     pub fn flight(&self) -> u64 {
-        (self.window as f64 / (1.0 - self.made_up())) as u64
+        let flight = (self.window as f64 / (1.0 - self.made_up())) as u64;
+        if self.acknowledged_each && self.path_loss > HALF && self.is_clear() {
+            // The pacing rate limits too, so this adds packets only while no ACK arrives.
+            flight.max(self.answered() * self.full)
+        } else {
+            flight
+        }
+    }
+
+    /// Whether the RTT shows no queue. Senders that overflow a queue together see loss that none of them lessens by
+    /// slowing down, but they see the queue too.
+    fn is_clear(&self) -> bool {
+        self.base.is_some_and(|base| self.smooth <= base + queue_shows(base) + self.held_up())
+    }
+
+    /// Number of packets of which one is answered with a probability of 0.95. 0 if the loss rate is not known.
+    pub fn answered(&self) -> u64 {
+        let arrives = 1.0 - self.path_loss.min(MOST_MADE_UP_BEYOND);
+        if self.losses.is_empty() {
+            0
+        } else {
+            (ANSWERED / (arrives * arrives)) as u64
+        }
     }
 
     /// Minimum RTT.
@@ -289,7 +336,13 @@ impl Rate {
             Mode::Cruising(phase, _) => CYCLE[phase],
             Mode::Looking(_) | Mode::Checking(_) => 1.0,
         };
-        Some((gain * rate / (1.0 - self.made_up())).max(self.full as f64))
+        // A delivery rate that was measured with few ACKs may be far too low.
+        let least = if self.acknowledged_each && self.path_loss > HALF {
+            FLOOR as f64 / self.smooth.max(base).as_secs_f64()
+        } else {
+            1.0
+        };
+        Some((gain * rate / (1.0 - self.made_up())).max(least * self.full as f64))
     }
 
     /// Bytes that may always be in flight.
@@ -302,10 +355,16 @@ impl Rate {
         if matches!(self.mode, Mode::Cruising(1..=2, _)) && self.path_loss > DOUBTED {
             return 0.0;
         }
-        if self.queued == 0 || matches!(self.mode, Mode::Checking(_)) {
-            let most =
-                self.most_made_up
-                    .map(|most| if self.path_loss > HALF { most.max(MOST_MADE_UP) } else { most });
+        // Where much is lost, RTT samples are few, and a single one that is late says little.
+        let queued = if self.acknowledged_each && self.path_loss > HALF { LATE } else { 1 };
+        if self.queued < queued || matches!(self.mode, Mode::Checking(_)) {
+            let most = self.most_made_up.map(|most| match self.path_loss {
+                loss if self.acknowledged_each && loss > BEYOND && self.is_clear() => {
+                    most.max(MOST_MADE_UP_BEYOND)
+                }
+                loss if loss > HALF => most.max(MOST_MADE_UP),
+                _ => most,
+            });
             most.map_or(self.lossy.min(MADE_UP), |most| self.path_loss.min(most))
         } else {
             0.0
@@ -513,8 +572,7 @@ impl Rate {
     /// Counts successive ACKs that show a queue, or none (RFC 9406, section 4.2).
     fn see_queue(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
-        let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
-        (self.queued, self.calm) = match trip > base + more + self.held_up() {
+        (self.queued, self.calm) = match trip > base + queue_shows(base) + self.held_up() {
             true => (self.queued.saturating_add(1), 0),
             false => (0, self.calm.saturating_add(1)),
         };

@@ -15,6 +15,10 @@ pub const MAX_BLOCK: u32 = 64;
 
 /// Maximum number of repair packets of a block, since a byte in the packet has their index.
 const MOST_REPAIR: f64 = 255.0;
+/// Minimum number of packets at which a block is full.
+const FEWEST: u32 = 4;
+/// Above this path loss, the flight limits a block.
+const HALF: f64 = 0.5;
 /// Below this path loss, only the configured share determines the number of repair packets.
 const LOSSY: f64 = 0.08;
 /// A block gets enough repair packets to be rebuilt even if this many standard deviations more packets are
@@ -65,12 +69,14 @@ struct Due {
 }
 
 /// The blocks of a sender.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Blocks {
     /// Number of repair packets for each packet of a block; 0 for none.
     share: f64,
     /// The path loss, or 0 if it is below [`LOSSY`].
     loss: f64,
+    /// Maximum number of packets in a block.
+    most: u32,
     /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
@@ -79,24 +85,45 @@ pub(super) struct Blocks {
     sent: VecDeque<(Block, u64, Time)>,
 }
 
+impl Default for Blocks {
+    fn default() -> Self {
+        Self::new(0.0)
+    }
+}
+
 impl Blocks {
     pub(super) fn new(share: f64) -> Self {
-        Self { share: share.clamp(0.0, 1.0), ..Self::default() }
+        let share = share.clamp(0.0, 1.0);
+        Self { share, loss: 0.0, most: MAX_BLOCK, open: None, due: None, sent: VecDeque::new() }
     }
 
-    /// Sets the path loss. If it is high, it decides how many repair packets a block gets, unless the configured
-    /// share asks for more. They are sent when there is nothing else to send, and on such a path a
-    /// retransmission would probably be lost again.
-    pub(super) fn expect(&mut self, loss: f64) {
+    /// Sets the path loss, and how many packets may be in flight. If the loss is high, it decides how many repair
+    /// packets a block gets, unless the configured share asks for more. They are sent when there is nothing else
+    /// to send, and on such a path a retransmission would probably be lost again.
+    ///
+    /// The packets of a block count as in flight until its repair packets have been sent. So a block takes only
+    /// that part of the flight which arrives, and leaves the rest to its repair packets.
+    pub(super) fn expect(&mut self, loss: f64, flight: u64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };
+        self.most = MAX_BLOCK;
+        if loss > HALF {
+            let part = (flight as f64 * (1.0 - loss)) as u32;
+            self.most = part.clamp(FEWEST, MAX_BLOCK);
+        }
     }
 
     /// Number of repair packets of a block of `count` packets. Let each packet be lost with probability `p`.
     /// With `count * p / (1 - p)` repair packets, `count` packets arrive on average.
-    fn repair_of(&self, count: u32) -> u32 {
+    fn repair_of(&self, count: u32) -> f64 {
         let (count, p) = (f64::from(count), self.loss);
         let expected = (count * p + DEVIATIONS * (count * p).sqrt()) / (1.0 - p);
-        (count * self.share).max(expected).ceil().min(MOST_REPAIR) as u32
+        (count * self.share).max(expected).ceil()
+    }
+
+    /// Whether a block of `count` packets takes no further one. With more it might need more repair packets than
+    /// a block can have.
+    fn is_full(&self, count: u32) -> bool {
+        count >= self.most || self.repair_of(count + 1) > MOST_REPAIR
     }
 
     /// Adds a packet to the current block. If there is no current block and `begins` is set, the packet
@@ -108,8 +135,8 @@ impl Blocks {
         let (block, longest) = self.open.as_mut()?;
         block.count += 1;
         *longest = (*longest).max(bytes);
-        let (first, full) = (block.first, block.count >= MAX_BLOCK);
-        if full {
+        let (first, count) = (block.first, block.count);
+        if self.is_full(count) {
             self.close();
         }
         Some(first)
@@ -118,7 +145,7 @@ impl Blocks {
     /// Completes the current block, since nothing is left to send.
     pub(super) fn close(&mut self) {
         if let Some((block, longest)) = self.open.take() {
-            let of = self.repair_of(block.count);
+            let of = self.repair_of(block.count).min(MOST_REPAIR) as u32;
             self.due = Some(Due { block, longest, sent: 0, of });
         }
     }
@@ -201,17 +228,32 @@ mod tests {
     #[test]
     fn a_path_that_loses_much_is_answered_with_as_many_as_it_takes() {
         let mut blocks = Blocks::new(0.0);
-        blocks.expect(0.05);
+        blocks.expect(0.05, 1_000);
         assert_eq!(blocks.covers(1, 100, true), None, "a retransmission is as good");
         for (loss, count, repair) in
-            [(0.1, 64, 13), (0.4, 64, 60), (0.7, 64, 194), (0.7, 1, 8), (0.8, 64, 255)]
+            [(0.1, 64, 13), (0.4, 64, 60), (0.7, 64, 194), (0.7, 1, 8), (0.8, 40, 217)]
         {
             let mut blocks = Blocks::new(0.0);
-            blocks.expect(loss);
+            blocks.expect(loss, 1_000);
             (0..count).for_each(|number| _ = blocks.covers(number, 100, true));
             blocks.close();
             let sent = std::iter::from_fn(|| blocks.next().map(|_| blocks.repaired(999, MS))).count();
             assert_eq!(sent, repair, "{loss} {count}");
+        }
+    }
+
+    #[test]
+    fn a_block_leaves_room_for_its_repair_packets() {
+        for (loss, flight, count) in [(0.8, 1_000, 48), (0.8, 75, 14), (0.8, 10, 4), (0.4, 10, 64)] {
+            let mut blocks = Blocks::new(0.0);
+            blocks.expect(loss, flight);
+            let full = (0..).find(|&number| {
+                blocks.covers(number, 100, true);
+                blocks.next().is_some()
+            });
+            assert_eq!(full, Some(count - 1), "{loss} {flight}");
+            let (block, ..) = blocks.next().unwrap();
+            assert!(blocks.repair_of(block.count) <= MOST_REPAIR);
         }
     }
 

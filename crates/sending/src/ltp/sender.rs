@@ -18,7 +18,8 @@ const INITIAL: u64 = 32;
 /// The maximum fraction of the sent bytes that makes up for path loss. If a short queue is full of other
 /// senders' packets, a sender cannot distinguish that loss from the path's loss. With this limit it sends at
 /// most 2.6 times the bytes that arrive. With a lower limit, the cwnd would shrink for ever on a path that
-/// loses 70 %, since it is at most 1.3 times the bytes that a round trip delivered.
+/// loses 70 %, since it is at most 1.3 times the bytes that a round trip delivered. A path that loses more than
+/// senders with this limit can cause has [a higher one](Rate::making_up).
 const MADE_UP: f64 = 0.62;
 
 /// A packet to send.
@@ -168,7 +169,7 @@ impl Sender {
             transfers: 0,
             ended: None,
             trips: Trips::new(),
-            rate: Rate::new(full.into(), INITIAL).making_up(MADE_UP).starting_fast(),
+            rate: Rate::new(full.into(), INITIAL).making_up(MADE_UP).starting_fast().acknowledged_each(),
             pacer: Pacer::new(now),
             delivery: Delivery::default(),
             probe: false,
@@ -311,7 +312,7 @@ impl Sender {
         let (load, block) = match what {
             What::Chunk(chunk) => {
                 let late = self.is_late();
-                self.blocks.expect(self.rate.path_loss());
+                self.blocks.expect(self.rate.path_loss(), self.rate.flight() / self.rate.full());
                 (Load::Chunk(chunk.transfer, chunk.index), self.blocks.covers(number, bytes, late))
             }
             What::Probe => (Load::Probe, self.blocks.covers(number, bytes, false)),
@@ -383,6 +384,9 @@ impl Sender {
             let (bytes, under_way, fates) =
                 (delivered - before, self.under_way, std::mem::take(&mut self.fates));
             self.rate.on_ack(&AckSample { now, bytes, fates, delivered, under_way, trip, measured });
+            if let answered @ 1.. = self.rate.answered() {
+                self.trips.lossy(answered as u32);
+            }
         }
         self.forget(now);
     }
@@ -422,9 +426,13 @@ impl Sender {
             State::Done => return false,
             State::Lost => {
                 self.lost = self.lost.saturating_sub(1);
-                self.trips.reordered(self.largest.unwrap_or(number).saturating_sub(number));
-                self.trips.late(now.saturating_sub(at));
-                self.rate.overtaken();
+                // A packet that was rebuilt late was not overtaken. With higher thresholds, losses would count
+                // later than the packets that arrived among them, and the path would seem to lose nothing.
+                if !covered {
+                    self.trips.reordered(self.largest.unwrap_or(number).saturating_sub(number));
+                    self.trips.late(now.saturating_sub(at));
+                    self.rate.overtaken();
+                }
                 self.lost_bytes = self.lost_bytes.saturating_sub(bytes.into());
                 self.fates.1 = self.fates.1.saturating_sub(u64::from(bytes) * u64::from(!covered));
             }

@@ -63,6 +63,7 @@ fn paths() -> Vec<Path> {
         path("70 %", [20, 400, 4], same, loss(0.7)),
         path("50 % both ways", [20, 40, 1], loss(0.5), same),
         path("70 % both ways", [20, 40, 1], loss(0.7), same),
+        path("80 % both ways", [20, 40, 1], loss(0.8), same),
         Path { first: path("", [20, 400, 4], same, same).there, ..later },
         path("10 %", [50, 40, 8], same, loss(0.1)),
         path("1 % overtake", [100, 40, 8], overtaking, same),

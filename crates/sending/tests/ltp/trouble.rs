@@ -73,6 +73,31 @@ fn bursts_and_terrible_links_end_whole() {
     }
 }
 
+/// A goal of edge paths: a round, which moves 1 MiB down and 1 MiB up, at 0.15 of what a path of 20 Mbit/s lets through that
+/// loses 80 % of the packets and of the ACKs.
+#[test]
+fn a_path_that_loses_80_percent_both_ways_carries_a_round() {
+    const CHUNKS: u32 = 781;
+    let mut rounds = Vec::new();
+    for seed in 0..20 {
+        let shape = Shape { rate: Some(20_000_000), queue_bytes: Some(250_000), ..link(40.0, 0.8) };
+        let mut world = World::new(&shape, &[Rule::default()], seed);
+        for _ in 0..2 {
+            world.begin(0, CHUNKS, |n| n == 0 || n + 1 == CHUNKS);
+            world.run(world.now + Time::from_secs(60));
+            let (_, ended) = world.parties[0].ended.expect("it never ends");
+            assert_eq!(
+                (ended.why, world.parties[0].received.len()),
+                (Closed::Whole, CHUNKS as usize),
+                "{seed}"
+            );
+        }
+        rounds.push(world.now.as_secs_f64());
+    }
+    let goal = 2.0 * f64::from(1 << 20) * 8.0 / (0.15 * 0.2 * 20e6);
+    assert!(rounds.iter().all(|&took| took < goal), "{goal} s: {rounds:?}");
+}
+
 #[test]
 fn a_peer_that_does_not_read_stops_its_sender_and_loses_nothing() {
     let mut world = world(&link(1.0, 0.0), Rule::default());
@@ -81,7 +106,7 @@ fn a_peer_that_does_not_read_stops_its_sender_and_loses_nothing() {
     world.go_on(Time::from_secs(19));
     let (window, under_way) = world.parties[0].sender.window();
     assert!(under_way <= window + 64, "{under_way} of {window}");
-    assert!(world.parties[0].packets < 100, "{} packets, of which few are probes", world.parties[0].packets);
+    assert!(world.parties[0].packets < 200, "{} packets, of which few are probes", world.parties[0].packets);
     world.run(Time::from_secs(60));
     let party = &world.parties[0];
     assert_eq!((party.received.len(), party.ended.unwrap().1.again, world.dropped), (40_000, 0, 0));
@@ -135,7 +160,7 @@ fn a_probe_that_nobody_answers_goes_again_under_its_number() {
     assert_eq!(first.what, What::Probe);
     let mut pauses = Vec::new();
     let mut now = Time::ZERO;
-    for _ in 0..100 {
+    for _ in 0..150 {
         let at = sender.poll_timeout().unwrap();
         pauses.push(at - now);
         now = at;
@@ -145,7 +170,7 @@ fn a_probe_that_nobody_answers_goes_again_under_its_number() {
     }
     // After the first pause, in which an answer may be on its way, probes follow soon.
     assert!(pauses[1] < pauses[0] && pauses[1..].is_sorted(), "{pauses:?}");
-    assert_eq!(pauses[99], Time::from_secs(1), "{pauses:?}");
+    assert_eq!(pauses[149], pauses[0], "{pauses:?}");
     sender.handle_ack(now, &Ack { ranges: vec![Range::new(0, 1)], closed: None });
     assert_eq!(
         (sender.poll_timeout(), sender.round_trip()),
