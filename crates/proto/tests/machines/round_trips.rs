@@ -5,17 +5,17 @@ use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{ReplyState, ServerMachine, Time};
 
 /// Round trips from within a machine to beyond the longest that an unmeasured path may have by half.
-fn round_trips() -> impl Iterator<Item = Time> {
+pub fn round_trips() -> impl Iterator<Item = Time> {
     let micros = [10, 100, 1_000, 20_000, 200_000, 1_000_000, 4_000_000, 10_000_000, 20_000_000];
     micros.into_iter().map(Time::from_micros)
 }
 
-fn path(round_trip: Time) -> Path {
+pub fn path(round_trip: Time) -> Path {
     Path { delay: round_trip / 2, ..Path::PERFECT }
 }
 
 /// Time for `trips` round trips, and a second for the work.
-fn within(trips: u32, round_trip: Time) -> Time {
+pub fn within(trips: u32, round_trip: Time) -> Time {
     trips * round_trip + SECOND
 }
 

@@ -6,6 +6,7 @@ mod fuzz;
 mod world;
 
 use crate::common::{Path, MS, SECOND};
+use crate::round_trips::{path, round_trips, within};
 use thalweg_proto::{ServerMachine, Time, Waiting, Weighing};
 use world::{complete, line, ring, World};
 
@@ -523,4 +524,46 @@ fn a_thousand_nodes() {
         party.after[&2].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     };
     assert!(world.parties.iter().zip(&expected).all(|(party, expected)| off(party, expected) < 1e-12));
+}
+
+/// The neighbours of a node answer late, and are not gone.
+#[test]
+fn an_iteration_takes_a_few_round_trips_and_no_neighbour_is_lost() {
+    for round_trip in round_trips() {
+        for waiting in WAITS {
+            let mut world = World::new(7, 3, &ring(3), waiting);
+            world.path = path(round_trip);
+            world.run_until("all have met", within(4, round_trip), World::all_met);
+            let all = |w: &World, count| w.parties.iter().all(|party| party.done() >= count);
+            for count in 1..=4 {
+                world.run_until("an iteration", within(3, round_trip), |w| all(w, count));
+            }
+            for party in &world.parties {
+                assert!(party.left.is_empty(), "{round_trip:?} {waiting:?}: {:?}", party.left);
+                let whole = party.reports.iter().all(|report| report.whole && !report.timed_out);
+                assert!(whole || waiting != Waiting::All, "{round_trip:?}");
+            }
+        }
+    }
+}
+
+/// A neighbour that falls silent is still noticed: after four of its round trips, and not before the floor.
+#[test]
+fn a_neighbour_that_falls_silent_is_gone_after_four_round_trips() {
+    for round_trip in round_trips() {
+        let mut world = World::new(7, 3, &ring(3), Waiting::All);
+        world.path = path(round_trip);
+        world
+            .run_until("two iterations", within(12, round_trip), |w| w.parties.iter().all(|p| p.done() >= 2));
+        world.parties[1].hangs = true;
+        let began = world.now;
+        world.run_until("it is let go", 600 * SECOND, |w| !w.parties[0].left.is_empty());
+        let waited = world.now - began;
+        let limit = (4 * round_trip).max(10 * SECOND);
+        // What it sent before may still arrive, half a round trip later. Timers are checked once in a while, hence
+        // 3 s in both directions.
+        let off = format!("{round_trip:?}: {waited:?}, {:?}", world.parties[0].left);
+        assert!(waited + 3 * SECOND >= limit && waited <= limit + round_trip + 3 * SECOND, "{off}");
+        assert_eq!(world.parties[0].left[0].0, world.parties[1].name, "{off}");
+    }
 }

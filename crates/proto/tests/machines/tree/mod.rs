@@ -9,6 +9,7 @@ use thalweg_proto::{Draw, PartState, TopKind};
 
 use self::world::{check, plan, End, Fault, TreeWorld, Updates};
 use crate::common::SECOND;
+use crate::round_trips::{path, round_trips, within};
 
 const NODES: [(&str, &[&str]); 3] = [("n1", &["a", "b"]), ("n2", &["c"]), ("n3", &["d", "e"])];
 const TOPS: [TopKind; 3] = [TopKind::Dedicated, TopKind::FirstFinished, TopKind::Sharded];
@@ -34,6 +35,32 @@ fn all_updates_count_once_when_nothing_happens() {
                 assert_eq!(mean.top.is_some(), top == TopKind::FirstFinished);
                 let has: &[&str] = if top == TopKind::Sharded { &["n1", "n2", "n3"] } else { &[] };
                 assert_eq!(mean.has, has);
+            }
+        }
+    }
+}
+
+/// Requests that follow each other in a round, each of which takes a node a second at most.
+const REQUESTS: u32 = 6;
+
+/// A node that answers late is not gone, and is not asked twice.
+#[test]
+fn a_round_takes_a_few_round_trips_and_no_node_is_lost() {
+    for top in TOPS {
+        for round_trip in round_trips() {
+            let mut world = TreeWorld::over(3, &NODES, |_| path(round_trip));
+            for number in 1..4 {
+                let (began, before) = (world.tasks.now, world.messages);
+                let end = world.run(plan(number, top));
+                assert_eq!(check(&world, &end), all(), "{top:?} {round_trip:?}");
+                let took = world.tasks.now - began;
+                // Each request needs the round trip of the task and that of its result.
+                let limit = within(2 * REQUESTS, round_trip) + REQUESTS * SECOND;
+                assert!(took <= limit, "{top:?} {round_trip:?}: {took:?}");
+                assert!(world.nodes.iter().all(|node| node.loss.is_none()));
+                if number == 1 {
+                    assert_eq!(world.messages - before, messages(top, 3), "{top:?} {round_trip:?}");
+                }
             }
         }
     }

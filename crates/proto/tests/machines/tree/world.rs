@@ -111,13 +111,18 @@ pub struct TreeWorld {
 impl TreeWorld {
     /// A world with these nodes and their clients. All nodes have joined and are open.
     pub fn new(seed: u64, nodes: &[(&str, &[&str])]) -> Self {
+        Self::over(seed, nodes, |rng| Path { delay: rng.time(50 * MS) + MS, ..Path::PERFECT })
+    }
+
+    /// A world in which `path` makes the path of each node to the root.
+    pub fn over(seed: u64, nodes: &[(&str, &[&str])], path: impl Fn(&mut Rng) -> Path) -> Self {
         let mut rng = Rng::new(seed ^ 0x7ee);
         let mut tasks = TaskWorld::new(seed, config());
         for (name, _) in nodes {
-            let path = Path { delay: rng.time(50 * MS) + MS, ..Path::PERFECT };
+            let path = path(&mut rng);
             tasks.add(name, Does::Acts, path);
         }
-        tasks.run("all have joined", 60 * SECOND, |w| w.server.connected_count() == nodes.len());
+        tasks.run("all have joined", 100 * SECOND, |w| w.server.connected_count() == nodes.len());
         let names = |clients: &[&str]| clients.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let nodes: Vec<_> = nodes
             .iter()
