@@ -150,6 +150,22 @@ fn after_a_cut_only_what_is_missing_is_sent() {
     }
 }
 
+/// A chunk is a 64th of a small update. So a link that breaks costs less than 2 % of the update, beside what is on its
+/// way: the server asks for all that it has not stored.
+#[test]
+fn a_cut_costs_a_64th_of_an_update() {
+    let setup = Setup { elements: 8192, chunk: 512, ..Setup::default() };
+    for cut in (1..32_768).step_by(997) {
+        let broken = Path { cut_after: Some(cut), rate: 100_000, ..Path::PERFECT };
+        let paths = vec![(broken, Path::PERFECT), (Path::PERFECT, Path::PERFECT)];
+        let mut world = World::joined(&setup, [Profile { paths, ..profile("torn") }]);
+        let result = world.round(plan(1, 1), 10 * SECOND);
+        world.check(&result);
+        let (bytes, sent) = (world.server.bytes() as u64, world.net.payload(0, crate::common::End::Client));
+        assert!(100 * (sent - bytes) < 2 * bytes, "{cut}: {sent} of {bytes}");
+    }
+}
+
 /// One kind of fault at a time, in one direction. Each is counted as what it is.
 #[test]
 fn transfers_count_duplicates_and_damage() {
