@@ -11,6 +11,7 @@
 
 mod body;
 mod calls;
+mod chunks;
 mod connect;
 mod connection;
 mod frame;

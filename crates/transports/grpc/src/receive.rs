@@ -1,7 +1,9 @@
 //! Receives gRPC's messages: gives chunks to the sink and control messages to the caller.
 
 use std::error::Error as _;
+use std::future::poll_fn;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 use thalweg_transport::{Error, ErrorKind, Result, Sink};
@@ -22,6 +24,8 @@ pub(crate) struct Inbox {
     /// A control message of which parts are missing. The buffer grows with the bytes that have arrived, not
     /// with the length in the header.
     part: Option<(FrameHeader, BytesMut)>,
+    /// Bytes of the stream's chunks that were reported as progress before their chunk was complete.
+    ahead: u64,
 }
 
 fn corrupt<T>(what: impl Into<String>) -> Result<T> {
@@ -30,7 +34,7 @@ fn corrupt<T>(what: impl Into<String>) -> Result<T> {
 
 impl Inbox {
     pub(crate) fn new(stream: Streaming<Frame>, shared: &LinkState) -> Self {
-        Self { stream, arrivals: shared.unary.as_ref().and_then(Unary::arrivals), part: None }
+        Self { stream, arrivals: shared.unary.as_ref().and_then(Unary::arrivals), part: None, ahead: 0 }
     }
 
     /// Waits for the next control message. Meanwhile chunks go to `sink`. Dropping the future loses nothing.
@@ -60,6 +64,10 @@ impl Inbox {
             let next = tokio::select! {
                 biased; // the stream first: a message sent before an update has arrived before it
                 next = self.stream.message() => next,
+                bytes = arriving(shared) => {
+                    self.report(bytes, sink);
+                    continue;
+                }
                 arrival = arrival(&mut self.arrivals) => {
                     self.take_in(arrival?, sink, shared)?;
                     tokio::task::yield_now().await;
@@ -69,11 +77,21 @@ impl Inbox {
             let Some(frame) = next.map_err(|status| explain(shared, &status))? else {
                 return Ok(None);
             };
+            self.report(shared.arriving.swap(0, Ordering::Relaxed), sink);
             if let Some(message) = self.take(frame, sink, shared)? {
                 return Ok(Some(message));
             }
             // Yield after each message, so that a link that always has data leaves time to the others.
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// Reports bytes of chunks that are not complete yet. Without that, a chunk that takes long would look like a
+    /// peer that sends nothing.
+    fn report(&mut self, bytes: u64, sink: &dyn Sink) {
+        if bytes > 0 {
+            self.ahead += bytes;
+            sink.progress(bytes);
         }
     }
 
@@ -118,7 +136,10 @@ impl Inbox {
                 Ok(None)
             }
             Kind::Chunk => {
-                deliver(&header, &payload, payload.len() as u64, sink, shared)?;
+                let length = payload.len() as u64;
+                let reported = length.min(self.ahead);
+                self.ahead -= reported;
+                deliver(&header, &payload, length - reported, sink, shared)?;
                 Ok(None)
             }
             Kind::Control if self.part.is_some() => corrupt("a control message in the middle of another"),
@@ -149,6 +170,16 @@ impl Inbox {
         header.verify(&message)?;
         Ok(Some(message.freeze()))
     }
+}
+
+/// Waits for bytes of the stream's chunks. They are counted when the stream is polled, so the caller polls that
+/// before this, each time.
+async fn arriving(shared: &LinkState) -> u64 {
+    poll_fn(|_| match shared.arriving.swap(0, Ordering::Relaxed) {
+        0 => Poll::Pending,
+        bytes => Poll::Ready(bytes),
+    })
+    .await
 }
 
 /// Waits for the next arrival of an update by a unary call. Waits for ever in stream mode.

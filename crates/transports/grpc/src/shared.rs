@@ -31,6 +31,8 @@ pub(crate) struct LinkState {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
+    /// Bytes of the stream's chunks that have arrived and that the receiving side has not reported yet.
+    pub arriving: AtomicU64,
     /// How far the link has ended.
     state: watch::Sender<State>,
     /// The reason why the link has ended.
@@ -53,6 +55,7 @@ impl LinkState {
             sent: zero(),
             received: zero(),
             copied: zero(),
+            arriving: zero(),
             state: watch::Sender::new(State::Open),
             why: OnceLock::new(),
             fault: OnceLock::new(),

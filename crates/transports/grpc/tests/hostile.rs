@@ -117,6 +117,27 @@ async fn a_strangers_client_is_understood() {
     assert!(sink.seen().stored.iter().all(|(_, outcome)| outcome.is_ok()));
 }
 
+/// On a path with a long round trip a chunk of a megabyte takes many of them, and its sender is not silent.
+#[tokio::test]
+async fn a_chunk_makes_progress_before_it_is_whole() {
+    let listener = listen(&plain()).await;
+    let (mut peer, server) = ByHand::meet(&*listener).await;
+    let payload = vec![7; 9000];
+    let mut begin = message(&chunk_header(9000, &payload).encode(), &payload);
+    let end = begin.split_off(begin.len() - 4000);
+    let sink = Recorder::new(9000);
+    let receiving = async { assert_eq!(server.receive(&sink).await.unwrap(), "end") };
+    let sending = async {
+        peer.write(begin);
+        sink.until(|seen| seen.progress == 5000).await;
+        assert!(sink.seen().stored.is_empty());
+        peer.write([end, control(b"end")].concat());
+    };
+    tokio::join!(receiving, sending);
+    assert_eq!(sink.seen().progress, 9000, "and no byte counts twice");
+    assert_eq!(sink.seen().stored.len(), 1);
+}
+
 #[tokio::test]
 async fn a_strangers_client_understands() {
     let listener = listen(&plain()).await;
