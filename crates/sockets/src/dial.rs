@@ -25,7 +25,8 @@ pub async fn in_time<T>(
     timeout(limit, connecting).await.unwrap_or_else(|_| Err(late(address, limit)))
 }
 
-fn late(address: &Address, limit: Duration) -> Error {
+/// The error of an address that did not answer in time.
+pub fn late(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
         .hint("check the address and the firewall, or raise the timeout")

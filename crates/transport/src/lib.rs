@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod addresses;
 mod admission_queue;
 mod capabilities;
 mod connections;
@@ -33,6 +34,7 @@ pub mod trace;
 mod unauthenticated_peers;
 
 pub use address::Address;
+pub use addresses::reach_any;
 pub use admission_queue::{AdmissionQueue, Standing, UnauthenticatedPeer, Watch};
 pub use capabilities::Capabilities;
 pub use connections::{Accepted, Acceptor, ConnectionLimit, ConnectionPermit};

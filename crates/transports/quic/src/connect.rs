@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{ConnectError, Endpoint, TokioRuntime};
-use thalweg_sockets::dial::in_time;
+use thalweg_sockets::dial::late;
 use thalweg_sockets::socket::resolve;
-use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use thalweg_transport::{reach_any, Address, Error, ErrorKind, Options, Result};
 use tokio::net::UdpSocket;
 
 use crate::config;
@@ -20,26 +20,16 @@ const FIRST_REPETITION: Duration = Duration::from_millis(50);
 
 pub(crate) async fn connect(address: &Address, options: &Options) -> Result<QuicLink> {
     let candidates = resolve(CONNECT, address).await?;
-    let share = Options {
-        connect_timeout_ms: options.connect_timeout_ms / candidates.len().max(1) as u64,
-        ..options.clone()
-    };
-    let mut outcome = Err(Error::new(ErrorKind::Address, CONNECT, format!("{address} does not resolve")));
-    for to in candidates {
-        let reaching = async {
-            tokio::select! {
-                biased;
-                link = reach(address, options, to) => link,
-                error = closed_port(address, to) => Err(error),
-            }
-        };
-        outcome = in_time(address, &share, reaching).await;
-        match &outcome {
-            Err(error) if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout) => {}
-            _ => return outcome,
+    let limit = options.connect_timeout();
+    let attempt = |to| async move {
+        tokio::select! {
+            biased;
+            link = reach(address, options, to) => link,
+            error = closed_port(address, to) => Err(error),
         }
-    }
-    outcome
+    };
+    let is_final = |error: &Error| !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout);
+    reach_any(&candidates, limit, late(address, limit), attempt, is_final).await
 }
 
 async fn reach(address: &Address, options: &Options, to: SocketAddr) -> Result<QuicLink> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_tcp::{line, Tcp};
-use thalweg_transport::{Address, Error, ErrorKind, Link, Options, Result, Transport};
+use thalweg_transport::{reach_any, Address, Error, ErrorKind, Link, Options, Result, Transport};
 use tokio::net::lookup_host;
 use tokio::time::{sleep, timeout, Instant};
 
@@ -30,11 +30,10 @@ const NO_DATAGRAM: Duration = Duration::from_secs(5);
 /// firewall may let through the listener's own port alone.
 const NO_SOCKETS: Duration = Duration::from_secs(20);
 
-/// Connects within [`Options::connect_timeout`]. Tries the host's addresses in turn; each gets an equal share
-/// of the time.
+/// Connects within [`Options::connect_timeout`]. Tries the host's addresses side by side.
 ///
 /// # Errors
-/// The error of the last address; [`ErrorKind::Timeout`] if that did not answer.
+/// Those of [`reach_any`]; none ends the attempts at the other addresses.
 pub async fn connect(
     address: &Address,
     options: &Options,
@@ -42,16 +41,9 @@ pub async fn connect(
     make: Make,
 ) -> Result<Arc<dyn Link>> {
     let candidates = resolve(CONNECT, address).await?;
-    let share = options.connect_timeout() / candidates.len() as u32;
-    let mut last = silent(address, share);
-    for &to in &candidates {
-        match timeout(share, Attempt::new(address, to, options, dialect, make).reach()).await {
-            Ok(Ok(link)) => return Ok(link),
-            Ok(Err(error)) => last = error,
-            Err(_) => last = silent(address, share),
-        }
-    }
-    Err(last)
+    let limit = options.connect_timeout();
+    let attempt = |to| async move { Attempt::new(address, to, options, dialect, make).reach().await };
+    reach_any(&candidates, limit, silent(address, limit), attempt, |_| false).await
 }
 
 /// What both attempts to reach one address need.
