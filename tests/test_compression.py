@@ -119,6 +119,7 @@ def test_ends_that_do_not_agree_are_told_so() -> None:
         ("[compression]\nscheme = 'int8'\n[layers.compress]", "both say in how many bits"),
         ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\nspread = true", "scatters neighbours"),
         ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'zero'", "stands in for a model"),
+        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'rescale'", "the next update has"),
         ("[compression]\nscheme = 'int8'\n[job]\ngoal = 2\n[aggregation]\nstale = 2", "an update that is late"),
         ("[compression]\nscheme = 'int8'\n[transport]\nurl = 'unifl'", "behind a hole a compressed chunk"),
         ("[compression]\nscheme = 'int8'\n[job]\ngraph = 'ring'", "layers.compress makes up for"),

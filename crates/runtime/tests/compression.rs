@@ -104,6 +104,67 @@ fn small_changes_get_through_that_each_update_rounds_to_nothing() {
     }
 }
 
+/// Runs a client on a thread. It adds 1 to each value in each round.
+fn adding(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
+    let address = address.to_owned();
+    let options: ClientOptions = serde_json::from_value(options).unwrap();
+    thread::spawn(move || {
+        let client = Client::start(&address, "a", options, None).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        loop {
+            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
+                Some(ClientEvent::Ready { round, .. }) => {
+                    let (arena, layout) = client.model().unwrap();
+                    let values = floats(&arena, &layout);
+                    let mut model = arena.claim(arena.range()).unwrap();
+                    let place = layout.tensors()[0].range();
+                    let words = model[place.start as usize..place.end as usize].chunks_exact_mut(4);
+                    words
+                        .zip(values)
+                        .for_each(|(word, value)| word.copy_from_slice(&(value + 1.0).to_le_bytes()));
+                    drop(model);
+                    client.submit(round, 1.0, "{}".into()).unwrap();
+                }
+                Some(ClientEvent::Finished(Ok(_))) => return Ok(()),
+                Some(ClientEvent::Finished(Err(why))) => return Err(why.to_string()),
+                None => return Err("the test hangs".into()),
+                Some(_) => {}
+            }
+        }
+    })
+}
+
+#[test]
+fn chunks_that_a_link_loses_are_sent_later() {
+    const ROUNDS: u32 = 20;
+    for address in ["tcp://127.0.0.1:0", "memory://losing:0"] {
+        for partial in ["discard", "keep"] {
+            let layout = layout(60_000);
+            let layers = json!({ "compress": { "scheme": "int8" }, "fault": { "seed": 7, "loss": 0.2 } });
+            let options = json!({
+                "chunk": 8192, "partial": partial, "layers": layers, "repair": { "resend": false },
+            });
+            let (mut server, model) = server(&layout, address, options);
+            fill(&model, &layout, 0.0, 0);
+            let thread = adding(&server.address(), json!({ "layers": layers }));
+            server.wait(1, Some(LIMIT), None);
+            let mut missing = 0;
+            for number in 1..=ROUNDS {
+                let outcome = round(&server, number).unwrap();
+                missing += transfers(&outcome, "a", "up")["missing"].as_u64().unwrap();
+            }
+            let values = floats(&model, &layout);
+            let mean = values.iter().sum::<f32>() / values.len() as f32;
+            let lost = missing as f32 / layout.bytes() as f32; // in rounds
+            assert!(lost > 2.0, "{address} {partial}: {lost} rounds were lost");
+            assert!(mean > ROUNDS as f32 - 1.0, "{address} {partial}: {mean} of {ROUNDS}, {lost} were lost");
+            assert!(mean < ROUNDS as f32 + 0.1, "{address} {partial}: {mean} counts something twice");
+            server.close("done");
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_residual_lives_in_its_file_and_a_wrong_one_ends_the_client() {
     let folder = std::env::temp_dir().join(format!("thalweg-compression-{}", std::process::id()));

@@ -12,6 +12,7 @@
 //! | receiver | Received | the parcel is here |
 //! | receiver | Accepted, Rejected | the parcel counts, or it does not, for this reason |
 //! | receiver | Have | these ranges arrived; nodes of a graph use only ranges that both of them have |
+//! | server | Have | before its last message about an update: these ranges count, and no others |
 //! | either | Closed | the round or task of the parcel is over |
 
 use serde::{Deserialize, Serialize};
@@ -128,7 +129,8 @@ pub enum Control {
         reason: String,
     },
     /// Receiver, a node of a graph: the ranges of a model that it has when it stops waiting. Both nodes use
-    /// only ranges that arrived in both directions.
+    /// only ranges that arrived in both directions. Server, before its last message about an update: the
+    /// ranges that count, if they are neither all of an accepted update nor none of another.
     Have {
         /// The parcel's number.
         parcel: u32,

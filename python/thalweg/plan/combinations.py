@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 OF_APPS: Final = frozenset({"threads"})
 # Policies whose stand-ins are parts of a model, not of a difference between models.
 STANDING_FOR_MODELS: Final = ("zero", "fedcomm-legacy")
+# Policies that make up for what is missing of an update, which with compression the next update does too.
+MAKING_UP: Final = ("last", "rescale")
 # Keys of [app] that apply to Flower apps only.
 OF_FLOWER: Final = ("fold", "processes", "memory", "largest_reply")
 
@@ -253,6 +255,11 @@ def _compression(plan: Plan) -> None:
     if not plan.repair.resend and plan.repair.policy in STANDING_FOR_MODELS:
         raise PlanError(
             f"repair.policy = {plan.repair.policy!r} stands in for a model, and compressed updates are differences",
+            "Take another repair.policy, as renormalise, or remove compression.scheme",
+        )
+    if not plan.repair.resend and plan.repair.policy in MAKING_UP:
+        raise PlanError(
+            f"repair.policy = {plan.repair.policy!r} makes up for lost values, which with {scheme} the next update has",
             "Take another repair.policy, as renormalise, or remove compression.scheme",
         )
 

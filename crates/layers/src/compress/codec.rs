@@ -13,8 +13,9 @@
 //!
 //! `e` is the least exponent with which the largest value fits. It is a power of two, so scaling by it is
 //! exact. So values that were rounded once do not change again, however later chunks cut the block.
-//! [`Format::round`] therefore gives what every receiver gets. There is one exception. If a block has values
-//! that are not finite or at least 2^126, a receiver may get other values of the block rounded.
+//! [`Format::round`] therefore gives what every receiver gets. There is one exception: `round` leaves a block
+//! as it is if one of its values is not finite, or 2^126 or more. If a chunk has only a part of such a block,
+//! without that value, this part is rounded on the way.
 
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
@@ -31,7 +32,7 @@ pub(super) const ZEROS: u8 = 0;
 pub(super) const RAW: u8 = 1;
 pub(super) const F16: u8 = 2;
 const INT8: u8 = 3;
-/// The least exponent. Its power of two and the reciprocal of that are both normal float32 values.
+/// The smallest exponent `e`. Both 2^e and 2^-e are normal float32 values.
 pub(super) const LEAST: i32 = -126;
 /// Values from 2^126 on might be rounded to infinity.
 pub(super) const LARGEST: f32 = 8.507_059e37;
@@ -145,8 +146,8 @@ pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     rest.is_empty().then_some((length, u32::from_le_bytes(*sum)))
 }
 
-/// Bytes of the encoded piece at the front of `rest`, which has `length` plain bytes. `None` if it is not
-/// valid.
+/// Number of bytes of the encoded piece that `rest` begins with. `length` is the number of its plain bytes.
+/// `None` if the piece is not valid.
 fn written(length: usize, rest: &[u8]) -> Option<usize> {
     let (&head, rest) = rest.split_first()?;
     let width = match head {
@@ -156,8 +157,8 @@ fn written(length: usize, rest: &[u8]) -> Option<usize> {
         INT8 => Format::Int8.bytes(),
         _ => return scheme::written(head, length, rest),
     };
-    let known = i32::from(*rest.first()? as i8) >= LEAST && length.is_multiple_of(VALUE);
-    known.then_some(2 + length / VALUE * width)
+    let is_valid = i32::from(*rest.first()? as i8) >= LEAST && length.is_multiple_of(VALUE);
+    is_valid.then_some(2 + length / VALUE * width)
 }
 
 /// Decodes the pieces of a chunk at `offset` into `out`. Its length must be what [`holds`] returned.
@@ -201,8 +202,8 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
 /// The largest magnitude. `None` if a value is not finite.
 fn largest(bytes: &[u8]) -> Option<f32> {
     // The bits of magnitudes are in the order of the magnitudes. Those of infinity and NaN are the largest.
-    let most = values(bytes).fold(0, |most: u32, value| most.max(value.abs().to_bits()));
-    Some(f32::from_bits(most)).filter(|value| value.is_finite())
+    let largest = values(bytes).fold(0, |largest: u32, value| largest.max(value.abs().to_bits()));
+    Some(f32::from_bits(largest)).filter(|value| value.is_finite())
 }
 
 /// 2 to the power `power`, which is from -126 to 127.

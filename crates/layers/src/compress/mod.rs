@@ -2,9 +2,10 @@
 //!
 //! A compressed chunk keeps its job, round, sender, layout and offset. Its payload has the length of the
 //! plain chunk and a checksum (both u32, little-endian), and then pieces (see [`codec`]). The checksum is the
-//! CRC-32C of the pieces. If the plain chunk did not have the checksum that its sender stated, this one is
-//! wrong too. Each chunk is decoded by itself, so a lost chunk affects no other. If the values of a chunk
-//! cannot be made smaller and it would be too long for the transport, it is sent as several chunks.
+//! CRC-32C of the pieces. If the bytes of a plain chunk do not match the checksum that its sender stated, the
+//! compressed chunk gets a wrong checksum, so that the receiver refuses it. Each chunk is decoded by itself, so
+//! a lost chunk affects no other. A chunk whose values cannot be made smaller may become too long for the
+//! transport. It is then sent as several chunks.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,8 +45,8 @@ const HELLO: &[u8] = b"thalweg compress 1 ";
 pub struct Compress {
     /// The format that values are rounded to and sent in, if there is no scheme.
     pub format: Format,
-    /// Senders have rounded their updates by this scheme, and the layer loses nothing more. What was not
-    /// rounded is sent as it is.
+    /// The scheme by which senders round their updates before they send them. The layer encodes rounded values
+    /// exactly, and sends all others as they are.
     pub scheme: Option<Scheme>,
 }
 
@@ -79,7 +80,7 @@ impl Compress {
         }
     }
 
-    /// Bytes of an update that fit `room` bytes of payload, if all values become smaller.
+    /// How many plain bytes a payload of `room` bytes holds, if each piece becomes smaller.
     fn holds(self, room: u32) -> u32 {
         let plain = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
         let block = self.scheme.map_or(plain, Scheme::block_bytes);
@@ -111,7 +112,7 @@ impl Links for Compressing {
         Arc::new(CompressedLink {
             inner,
             layer: self.layer,
-            known: Mutex::default(),
+            last_raw: Mutex::default(),
             copied: AtomicU64::new(0),
             buffers: Buffers::default(),
             progress: Mutex::default(),
@@ -152,8 +153,8 @@ fn agree(ours: Compress, message: &[u8]) -> Result<()> {
 struct CompressedLink {
     inner: Arc<dyn Link>,
     layer: Compress,
-    /// The ranges of the last layout that are not float32 values.
-    known: Mutex<Option<(LayoutHash, Arc<Ranges>)>>,
+    /// The ranges that are not float32 values, of the layout that was sent last.
+    last_raw: Mutex<Option<(LayoutHash, Arc<Ranges>)>>,
     /// Bytes that were encoded or decoded into another buffer.
     copied: AtomicU64,
     buffers: Buffers,
@@ -176,11 +177,11 @@ impl Batch {
         self.bytes.extend_from_slice(&[0; PREFACE]);
     }
 
-    /// Ends the chunk that began at byte `start`. It has `held` plain bytes. `wrong` is the difference (xor)
-    /// between their stated and their real checksum.
-    fn end(&mut self, start: usize, held: u64, wrong: u32) {
+    /// Ends the chunk that began at byte `start`. `plain` is the number of its plain bytes. `wrong` is their
+    /// stated checksum XOR their real one: 0 if the two agree.
+    fn end(&mut self, start: usize, plain: u64, wrong: u32) {
         let sum = checksum(&self.bytes[start + PREFACE..]) ^ wrong;
-        let preface = [(held as u32).to_le_bytes(), sum.to_le_bytes()].concat();
+        let preface = [(plain as u32).to_le_bytes(), sum.to_le_bytes()].concat();
         self.bytes[start..start + PREFACE].copy_from_slice(&preface);
         if let Some(last) = self.chunks.last_mut() {
             last.1 = (self.bytes.len() - start) as u32;
@@ -192,10 +193,10 @@ impl CompressedLink {
     /// The ranges of an update that are not float32. If the layout is unknown, these are all of the update.
     fn raw(&self, update: &Outgoing) -> Arc<Ranges> {
         let Some(layout) = update.layout() else { return Arc::new(Ranges::full(u64::MAX)) };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*known {
+        let mut last = self.last_raw.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
             Some((hash, raw)) if *hash == layout.hash() => raw.clone(),
-            _ => known.insert((layout.hash(), Arc::new(others(layout)))).1.clone(),
+            _ => last.insert((layout.hash(), Arc::new(others(layout)))).1.clone(),
         }
     }
 
@@ -283,7 +284,8 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn tell(&self, progress: impl FnOnce(&mut Progress) -> u64) {
+    /// Changes the counters of received bytes, and reports newly received ones to the sink.
+    fn report(&self, progress: impl FnOnce(&mut Progress) -> u64) {
         let fresh = progress(&mut self.link.progress.lock().unwrap_or_else(PoisonError::into_inner));
         if fresh > 0 {
             self.sink.progress(fresh);
@@ -291,7 +293,7 @@ impl Reading<'_> {
     }
 
     fn deliver(&self, chunk: &ChunkHeader, payload: &[u8], damage: Option<WireError>) {
-        // If the pieces of a damaged chunk make no sense, its plain length is unknown.
+        // A damaged chunk whose pieces cannot be parsed has no known plain length, so it is dropped.
         let Some((length, found)) = holds(chunk.offset, payload) else { return };
         let chunk = ChunkHeader { length, ..*chunk };
         if let Some(mut target) = self.sink.place(&chunk) {
@@ -302,7 +304,7 @@ impl Reading<'_> {
                 (computed == found).then_some(()).ok_or(WireError::PayloadChecksum { found, computed });
             self.sink.stored(&chunk, target, damage.map_or(right, Err));
         }
-        self.tell(|progress| progress.finished(length.into()));
+        self.report(|progress| progress.finished(length.into()));
     }
 }
 
@@ -310,9 +312,10 @@ impl Sink for Reading<'_> {
     /// Receives chunks into buffers of its own, since the plain chunk has another length.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.sink.begun(chunk);
-        // The plain chunk has at least this many bytes, even if nothing became smaller.
-        let most = u64::from(chunk.length).saturating_sub(PREFACE as u64);
-        let plain = most.saturating_sub(most / 64 + 2);
+        // The plain length is not known yet. A piece that did not become smaller has one byte more than its
+        // values, so the chunk has at least this many plain bytes.
+        let encoded = u64::from(chunk.length).saturating_sub(PREFACE as u64);
+        let plain = encoded.saturating_sub(encoded / 64 + 2);
         self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain);
         Some(Target::Scratch(self.link.buffers.sized(chunk.length as usize)))
     }
@@ -322,7 +325,7 @@ impl Sink for Reading<'_> {
     }
 
     fn progress(&self, bytes: u64) {
-        self.tell(|progress| progress.arrived(bytes));
+        self.report(|progress| progress.arrived(bytes));
     }
 
     fn stored(&self, chunk: &ChunkHeader, mut target: Target, outcome: std::result::Result<(), WireError>) {

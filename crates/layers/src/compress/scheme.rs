@@ -1,12 +1,12 @@
 //! Compression with error feedback: which values of an update are sent, and how they are encoded.
 //!
-//! A sender first rounds a whole update ([`Scheme::round`]). It keeps what rounding left out for its next
-//! update ([`Scheme::feed_back`]). The layer then encodes the rounded values without any further loss. If the
-//! rounded values of a piece cannot be written in the scheme's form, the piece is sent as it is. That happens
-//! if a chunk cuts a block, and with values that were not rounded, such as those of a whole model.
+//! A sender first rounds a whole update ([`Scheme::round`]). It adds what rounding left out to its next
+//! update ([`Scheme::feed_back`]). The layer then encodes the rounded values exactly. A piece that the scheme
+//! cannot encode exactly is sent as it is. Such pieces are parts of a block that a chunk has cut, and values
+//! that were not rounded, as those of a whole model.
 //!
-//! These are the forms of pieces beside those of [`super::codec`]. A step is a float32 without its lower 16
-//! bits, so it has 8 significant bits, and a step times a code is exact.
+//! Encoded pieces have one of these heads, or one of [`super::codec`]. A step is a float32 whose lower 16 bits
+//! are 0. It has 8 significant bits, so a step times a code is exact.
 //!
 //! | head | behind it |
 //! |---|---|
@@ -36,13 +36,13 @@ const LANES: usize = 16;
 /// Liu 2016, section 2.3).
 const TERNARY_THRESHOLD: f32 = 0.7;
 
-/// A way to compress updates whose sender keeps what it left out.
+/// How a sender rounds its updates. It keeps what rounding leaves out, the residual.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Scheme {
-    /// 8 bits a value; 127 steps are the largest magnitude of a block.
+    /// 8 bits a value: a multiple of the block's step, which is 1/127 of the largest magnitude.
     Int8,
-    /// 4 bits a value; 7 steps are the largest magnitude of a block.
+    /// 4 bits a value: a multiple of the block's step, which is 1/7 of the largest magnitude.
     Int4,
     /// 2 bits a value: one step, 0, or minus one step (ternary weight networks, Li and Liu 2016). The step is
     /// the mean magnitude of the values that do not become 0.
@@ -223,8 +223,9 @@ impl Piece {
     }
 }
 
-/// The whole number nearest to a value of at most 2^22, ties to even; never -0. Sums of this size have no
-/// fractions. Other than a call of the C library, this can be done for several values at once.
+/// The whole number nearest to a value of at most 2^22, ties to even; never -0. A float32 between 2^23 and
+/// 2^24 has no fraction bits, so the addition rounds. Compilers turn this into vector instructions, which they
+/// cannot do with a call of the C library.
 fn nearest(value: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23
     (value + SHIFT) - SHIFT
@@ -258,7 +259,7 @@ fn step_of(step: f32) -> Option<f32> {
 }
 
 impl Scheme {
-    /// Bytes of an encoded block whose values were rounded, about.
+    /// About how many bytes an encoded block has, if its values were rounded.
     pub(super) fn block_bytes(self) -> u64 {
         match self {
             Scheme::Int8 => 3 + VALUES as u64,
@@ -353,7 +354,7 @@ impl Scheme {
     }
 }
 
-/// Puts parts of an update that did not count back into the residual of its sender.
+/// Adds the parts of an update that do not count to its sender's residual.
 pub fn put_back(layout: &Layout, sent: &[u8], lost: &Ranges, residual: &mut [f32]) {
     for range in floats(layout, sent.len().min(residual.len() * VALUE)) {
         for part in lost.within(Range::new(range.start as u64, range.end as u64)) {
@@ -392,8 +393,8 @@ fn is_other(raw: &Ranges, piece: Range) -> bool {
     raw.within(Range::new(begin, begin.saturating_add(BLOCK))).next().is_some()
 }
 
-/// The magnitude, as bits, of the last of the largest values that make up `fraction` of an update; and how
-/// many values of just this magnitude belong to them. Blocks that are sent as they are do not count.
+/// The threshold of top-k: the smallest magnitude, as bits, that is sent if `fraction` of an update's values
+/// are sent; and how many values of exactly this magnitude are sent. Blocks that are not rounded are ignored.
 fn threshold(fraction: f64, raw: &Ranges, update: &[u8]) -> (u32, usize) {
     let counted = || {
         let all = update.chunks(BLOCK as usize).enumerate();
@@ -403,7 +404,8 @@ fn threshold(fraction: f64, raw: &Ranges, update: &[u8]) -> (u32, usize) {
             piece.largest().map(|_| piece)
         })
     };
-    // Counts values by the upper half of their magnitude's bits, then those of one such class by the lower.
+    // Radix selection: counts values by the upper 16 bits of their magnitude. Then it counts the values of the
+    // class with the threshold by the lower 16 bits.
     let mut upper = vec![0_usize; 1 << 15];
     let mut total = 0;
     for piece in counted() {
@@ -423,7 +425,8 @@ fn threshold(fraction: f64, raw: &Ranges, update: &[u8]) -> (u32, usize) {
     (class << 16 | rest, ties)
 }
 
-/// The class in which the `wanted`-th of the largest lies, and how many of that class are among them.
+/// The class of the `wanted`-th value, counted from the highest class down; and how many of the first `wanted`
+/// values are in this class.
 fn last_of(counts: &[usize], wanted: usize) -> (u32, usize) {
     let mut left = wanted;
     for (class, &count) in counts.iter().enumerate().rev() {
@@ -435,8 +438,8 @@ fn last_of(counts: &[usize], wanted: usize) -> (u32, usize) {
     (0, left)
 }
 
-/// Replaces all values but the largest by 0. `ties` values with just the least magnitude are still kept.
-/// Returns the largest magnitude that is kept.
+/// Replaces values below the threshold `least` by 0. `ties` says how many values of exactly the threshold may
+/// stay, and is counted down. Returns the largest magnitude that stays.
 fn keep_largest(piece: &mut Piece, least: u32, ties: &mut usize) -> f32 {
     let mut largest = 0_u32;
     for value in &mut piece.values[..piece.count] {
@@ -452,8 +455,8 @@ fn keep_largest(piece: &mut Piece, least: u32, ties: &mut usize) -> f32 {
     f32::from_bits(largest)
 }
 
-/// Bytes of an encoded piece of one of this module's heads, of which `rest` follows the head; the piece has
-/// `length` plain bytes. `None` if it is not valid.
+/// Number of bytes of an encoded piece with one of this module's heads. `rest` begins after the head, and
+/// `length` is the number of the piece's plain bytes. `None` if the piece is not valid.
 pub(super) fn written(head: u8, length: usize, rest: &[u8]) -> Option<usize> {
     if !length.is_multiple_of(VALUE) {
         return None;
@@ -466,14 +469,15 @@ pub(super) fn written(head: u8, length: usize, rest: &[u8]) -> Option<usize> {
             && indices.last().is_some_and(|&last| usize::from(last) < values);
         return (fits && i32::from(exponent as i8) >= LEAST).then_some(3 + 3 * indices.len());
     }
-    let (per_byte, most) = match head {
+    let (per_byte, largest_code) = match head {
         STEP8 => (1, 128.0),
         STEP4 => (2, 8.0),
         STEP2 => (4, 2.0),
         _ => return None,
     };
     let step = step_at(rest)?;
-    (step.is_normal() && step > 0.0 && (step * most).is_finite()).then_some(3 + values.div_ceil(per_byte))
+    (step.is_normal() && step > 0.0 && (step * largest_code).is_finite())
+        .then_some(3 + values.div_ceil(per_byte))
 }
 
 fn step_at(rest: &[u8]) -> Option<f32> {

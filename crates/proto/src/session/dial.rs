@@ -15,13 +15,12 @@ use super::{Failure, Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::{micros, Kind, Time};
 
 /// Time before the first retry. It doubles with each retry.
-const FIRST_RETRY: Time = Time::from_millis(100);
+const MIN_BACKOFF: Time = Time::from_millis(100);
 /// Longest time between attempts.
-const LAST_RETRY: Time = Time::from_secs(5);
-/// The longest time between attempts of a client that was let in before, so that it goes on soon after the
-/// path's return; and if other servers may know where the client belongs, as the attempts are then divided
-/// among several.
-const LAST_RETRY_OF_KNOWN: Time = Time::from_secs(1);
+const MAX_BACKOFF: Time = Time::from_secs(5);
+/// Longest time between attempts in two cases. A client that was let in before should go on soon after the path
+/// is back. A client that knows several servers divides its attempts among them.
+const MAX_BACKOFF_REJOIN: Time = Time::from_secs(1);
 
 /// Round trips between attempts to connect that run beside each other, and the least time between them. While
 /// a path is down, an attempt's packets are lost, and the kernel repeats them after ever longer pauses, up to
@@ -268,8 +267,8 @@ impl<P> Dial<P> {
     /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter.
     fn backoff(&mut self) -> Time {
         let is_usual = self.way.others.is_empty() && self.round_trip.is_none();
-        let last = if is_usual { LAST_RETRY } else { LAST_RETRY_OF_KNOWN };
-        let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(last);
+        let last = if is_usual { MAX_BACKOFF } else { MAX_BACKOFF_REJOIN };
+        let base = MIN_BACKOFF.saturating_mul(1 << self.retries.min(6)).min(last);
         self.retries += 1;
         base + base / 4 * ((self.jitter.draw() >> 48) as u32 % 1000) / 1000
     }

@@ -44,6 +44,8 @@ pub enum RoundStep {
         round: u32,
         /// The result.
         verdict: Verdict,
+        /// The bytes of the update that do not count, as far as the server has named them.
+        lost: Ranges,
     },
 }
 
@@ -54,6 +56,8 @@ struct Submission {
     weight: f64,
     metrics: String,
     out: Outgoing,
+    /// The ranges that count, if the server has named them.
+    counted: Option<Ranges>,
 }
 
 /// What the client is doing.
@@ -161,12 +165,12 @@ impl Client {
             Phase::Training { round: current, stale, invited } if current == round => {
                 if stale {
                     self.phase = Phase::Idle;
-                    self.verdict(round, Verdict::Late);
+                    self.verdict(round, Verdict::Late, None);
                     self.dial.send(Control::Idle);
                     return Ok(());
                 }
                 let out = if invited { Outgoing::pushed() } else { Outgoing::default() };
-                let submission = Submission { round, weight, metrics, out };
+                let submission = Submission { round, weight, metrics, out, counted: None };
                 let offer = offer(&submission, self.dial.layout_hash());
                 self.phase = Phase::Submitting(submission);
                 self.dial.send(offer);
@@ -205,17 +209,27 @@ impl Client {
         }
     }
 
+    /// Notes which ranges of an update count. The verdict follows.
+    fn have(&mut self, round: u32, got: Ranges) {
+        if let Phase::Submitting(submission) = &mut self.phase {
+            if submission.round == round {
+                submission.counted = Some(got);
+            }
+        }
+    }
+
     fn settled(&mut self, settled: u32, verdict: Verdict) {
-        let Phase::Submitting(submission) = &self.phase else { return };
+        let Phase::Submitting(submission) = &mut self.phase else { return };
         if submission.round != settled {
             return;
         }
+        let counted = submission.counted.take();
         // If the server accepted what arrived by the deadline, it needs no more.
         if verdict != Verdict::Accepted || submission.out.is_sending() {
             self.dial.act(ClientAction::Cancel { parcel: None });
         }
         self.phase = Phase::Idle;
-        self.verdict(settled, verdict);
+        self.verdict(settled, verdict, counted);
     }
 
     fn round_closed(&mut self, closed: u32) {
@@ -226,9 +240,10 @@ impl Client {
             }
             Phase::Training { round, stale, .. } if *round == closed => *stale = true,
             Phase::Submitting(submission) if submission.round == closed => {
+                let counted = submission.counted.take();
                 self.dial.act(ClientAction::Cancel { parcel: None });
                 self.phase = Phase::Idle;
-                self.verdict(closed, Verdict::Late);
+                self.verdict(closed, Verdict::Late, counted);
                 self.dial.send(Control::Idle);
             }
             Phase::Idle => self.dial.send(Control::Idle),
@@ -236,8 +251,15 @@ impl Client {
         }
     }
 
-    fn verdict(&mut self, round: u32, verdict: Verdict) {
-        self.dial.want(RoundStep::Verdict { round, verdict });
+    /// Reports the result of an update, and which bytes of it do not count.
+    fn verdict(&mut self, round: u32, verdict: Verdict, counted: Option<Ranges>) {
+        let total = self.layout().map_or(0, Layout::bytes);
+        let lost = match counted {
+            Some(counted) => counted.holes(total),
+            None if verdict == Verdict::Accepted => Ranges::new(),
+            None => Ranges::full(total),
+        };
+        self.dial.want(RoundStep::Verdict { round, verdict, lost });
     }
 
     /// The layout of the global model, once it is known.
@@ -298,6 +320,7 @@ impl ClientMachine for Client {
             Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
             Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),
             Control::Rejected { parcel, reason } => self.settled(parcel, Verdict::Rejected(reason)),
+            Control::Have { parcel, got } => self.have(parcel, got),
             Control::Closed { parcel } => self.round_closed(parcel),
             _ => {}
         }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use thalweg_wire::control::{Content, Control, Hello, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
 use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 
+use self::counting::counted;
 pub(crate) use self::leaving::named;
 pub use self::moving::Homes;
 use super::round::Participant;
@@ -125,13 +126,21 @@ enum Duty {
     Behind,
 }
 
+/// The result of a client's update.
+#[derive(Debug, Clone)]
+struct Answer {
+    round: u32,
+    verdict: Result<(), String>,
+    /// The ranges that count, if they are neither all of an accepted update nor none of a refused one.
+    counted: Option<Ranges>,
+}
+
 /// The state of a client, beyond its membership.
 #[derive(Debug, Default)]
 pub struct Known {
     duty: Duty,
-    /// The round of its last judged update, and the result: repeated if the link breaks before the client
-    /// reads it.
-    verdict: Option<(u32, Result<(), String>)>,
+    /// The result of its last judged update: repeated if the link breaks before the client reads it.
+    answer: Option<Answer>,
     /// The log already says that its metrics were dropped.
     metrics_reported: bool,
 }
@@ -423,6 +432,9 @@ impl Server {
                 self.roster.on_link(link, |served| (served.upload, served.download) = (None, None));
                 self.roster.wake(link, None);
                 self.roster.act(Action::Cancel { link, parcel: None });
+                if let Some(got) = counted(part, self.config.partial, false) {
+                    self.roster.send(link, Control::Have { parcel: number, got });
+                }
                 self.roster.send(link, Control::Closed { parcel: number });
             }
         }

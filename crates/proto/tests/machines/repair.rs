@@ -35,6 +35,7 @@ fn nothing_is_sent_twice_and_the_outcome_says_what_is_missing() {
     each(|partial, ordered| {
         let mut world = world(partial, lossy(0.2, ordered));
         let bytes = world.server.bytes() as u64;
+        let mut holes = vec![Vec::new(); CLIENTS as usize];
         for number in 1..=3 {
             let result = world.round(plan(number, CLIENTS), 30 * SECOND);
             world.check(&result);
@@ -43,6 +44,7 @@ fn nothing_is_sent_twice_and_the_outcome_says_what_is_missing() {
                 let name = format!("c{i}");
                 let (up, down) = (way(&result, &name, Direction::Up), way(&result, &name, Direction::Down));
                 assert_eq!(up.holes.bytes(), up.missing);
+                holes[i].push(up.holes.clone());
                 for way in [up, down] {
                     assert_eq!((way.bytes + way.missing, way.complete), (bytes, way.missing == 0), "{way:?}");
                 }
@@ -60,8 +62,34 @@ fn nothing_is_sent_twice_and_the_outcome_says_what_is_missing() {
         world.pass(SECOND);
         for i in 0..CLIENTS as usize {
             assert_eq!(world.verdicts(i), [1, 2, 3].map(|round| (round, Verdict::Accepted)));
+            assert_eq!(world.clients[i].seen.lost, holes[i], "the client knows what did not arrive");
         }
     });
+}
+
+/// With `Partial::Keep` the part of an update that came before the round's end counts. Its client must know which
+/// part that is.
+#[test]
+fn a_late_client_knows_which_part_of_its_update_counts() {
+    for partial in [Partial::Discard, Partial::Keep] {
+        let setup = Setup { partial, elements: 4000, ..Setup::default() };
+        let quick = lossy(0.0, true);
+        let slow = Path { rate: 4000, ..quick }; // 16 KB take four seconds
+        let up = |i| if i == 0 { slow } else { quick };
+        let client = |i| Profile { paths: vec![(up(i), quick)], ..profile(&format!("c{i}")) };
+        let mut world = World::joined(&setup, (0..CLIENTS).map(client));
+        let bytes = world.server.bytes() as u64;
+        let plan = RoundPlan { deadline: Some(2 * SECOND), enough: CLIENTS - 1, ..plan(1, CLIENTS) };
+        let result = world.round(plan, 10 * SECOND);
+        world.check(&result);
+        assert!(result.outcome.failure.is_none(), "{:?}", result.outcome);
+        world.pass(SECOND);
+        assert_eq!(world.verdicts(0), [(1, Verdict::Late)]);
+        let came = way(&result, "c0", Direction::Up).bytes;
+        assert!(came > 0 && came < bytes);
+        let counted = if partial == Partial::Keep { came } else { 0 };
+        assert_eq!(world.clients[0].seen.lost[0].bytes(), bytes - counted, "{partial:?}");
+    }
 }
 
 #[test]

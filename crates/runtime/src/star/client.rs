@@ -170,8 +170,8 @@ impl DialerPolicy for Trainer {
                 }
                 post(dialer, ClientEvent::Ready { round, config });
             }
-            RoundStep::Verdict { round, verdict } => {
-                if let Err(reason) = dialer.policy.settle(&verdict) {
+            RoundStep::Verdict { round, verdict, lost } => {
+                if let Err(reason) = dialer.policy.settle(&lost) {
                     return dialer.fail(reason);
                 }
                 post(dialer, ClientEvent::Verdict { round, verdict });
@@ -277,16 +277,12 @@ impl Trainer {
         feedback.make(&arena, &layout)
     }
 
-    /// Puts an update that did not count back into the residual.
-    fn settle(&self, verdict: &Verdict) -> Result<(), String> {
+    /// Puts the bytes of the update that do not count back into the residual.
+    fn settle(&self, lost: &Ranges) -> Result<(), String> {
         let (Some(feedback), Some((_, layout))) = (&self.feedback, lock(&self.place).clone()) else {
             return Ok(());
         };
-        let lost = match verdict {
-            Verdict::Accepted => Ranges::new(),
-            Verdict::Late | Verdict::Rejected(_) => Ranges::full(layout.bytes()),
-        };
-        tokio::task::block_in_place(|| feedback.settle(&layout, &lost))
+        tokio::task::block_in_place(|| feedback.settle(&layout, lost))
     }
 
     /// The update in the order on the wire. It is reordered once, however often parts of it are sent.

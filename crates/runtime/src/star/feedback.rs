@@ -1,5 +1,5 @@
-//! A client's error feedback: its update is the compressed difference from the received model, and what
-//! compression leaves out is added to the next update.
+//! A client's error feedback. Its update is the compressed difference between the trained and the received
+//! model. What compression leaves out is added to the next update.
 
 use std::fs;
 use std::io::Write as _;
@@ -54,7 +54,7 @@ impl Feedback {
     /// Copies the received model, before the application trains it.
     ///
     /// # Errors
-    /// The reason why there is no memory, or why the residual's file is of no use.
+    /// The reason why there is no memory, or why the residual's file cannot be used.
     pub fn begin(&self, model: &Arena, layout: &Layout) -> Result<(), String> {
         let mut state = lock(&self.state);
         if state.sent.is_none() {
@@ -72,7 +72,7 @@ impl Feedback {
         Ok(())
     }
 
-    /// Makes the update of the trained model. Later calls in the same round change nothing.
+    /// Makes the round's update from the trained model. Later calls in the same round change nothing.
     ///
     /// # Errors
     /// The reason why the memory cannot be written.
@@ -99,7 +99,7 @@ impl Feedback {
         sent.lend(sent.range()).map_err(|e| e.to_string())
     }
 
-    /// Ends a round. The parts of the update that did not count go back into the residual.
+    /// Ends a round: adds the bytes of the update that do not count, `lost`, to the residual.
     ///
     /// # Errors
     /// The reason why the residual's file cannot be written.
@@ -143,7 +143,7 @@ fn load(file: &Path, layout: &Layout, residual: &mut [f32]) -> Result<(), String
     Ok(())
 }
 
-/// Writes a residual, in one step: the file has the old values or the new ones.
+/// Replaces the file of a residual. After a crash it has either the old values or the new ones.
 fn store(file: &Path, layout: &Layout, residual: &[f32]) -> Result<(), String> {
     let values: Vec<u8> = residual.iter().flat_map(|value| value.to_le_bytes()).collect();
     let head = [MAGIC, &layout.hash().0.to_le_bytes(), &checksum(&values).to_le_bytes()].concat();

@@ -5,11 +5,12 @@
 //! counts once it was folded. An update that cannot be folded is rejected. The client gets the reason at
 //! once, or when it comes back. A round does not end while a fold is running that would change its results.
 
-use thalweg_wire::control::Control;
-use thalweg_wire::{ChunkHeader, Range};
+use thalweg_wire::control::{Control, MAX_HOLES};
+use thalweg_wire::{ChunkHeader, Range, Ranges};
 
-use super::{Duty, LinkId, Server};
-use crate::{State, Time};
+use super::{Answer, Duty, LinkId, Server};
+use crate::star::round::Participant;
+use crate::{Partial, State, Time};
 
 impl Server {
     /// Reports that a client's whole staged update was folded. `Err` says why none of it was.
@@ -73,11 +74,14 @@ impl Server {
     /// Tells the process that sent the update its result, at once or when it is back. The result does not
     /// concern another process of the same client.
     pub(super) fn answer(&mut self, sender: u32, round: u32, verdict: Result<(), String>) {
-        let instance = self.part(sender, round).map(|part| part.instance);
-        let Some(member) = self.roster.member_mut(sender).filter(|m| instance == Some(m.instance)) else {
+        let (partial, is_accepted) = (self.config.partial, verdict.is_ok());
+        let part = self.part(sender, round).map(|part| (part.instance, counted(part, partial, is_accepted)));
+        let Some((instance, counted)) = part else { return };
+        let Some(member) = self.roster.member_mut(sender).filter(|m| instance == m.instance) else {
             return;
         };
-        member.own.verdict = Some((round, verdict.clone()));
+        let answer = Answer { round, verdict, counted };
+        member.own.answer = Some(answer.clone());
         self.set_duty(sender, Duty::Idle);
         if let Some(part) = self.part(sender, round) {
             part.incoming.stop();
@@ -85,10 +89,14 @@ impl Server {
         let Some(link) = self.roster.link_of(sender) else { return };
         self.roster.on_link(link, |served| served.upload = None);
         self.roster.wake(link, None);
-        self.tell(link, round, verdict);
+        self.send_answer(link, answer);
     }
 
-    pub(super) fn tell(&mut self, link: LinkId, round: u32, verdict: Result<(), String>) {
+    pub(super) fn send_answer(&mut self, link: LinkId, answer: Answer) {
+        let Answer { round, verdict, counted } = answer;
+        if let Some(got) = counted {
+            self.roster.send(link, Control::Have { parcel: round, got });
+        }
         let message = match verdict {
             Ok(()) => Control::Accepted { parcel: round },
             Err(reason) => Control::Rejected { parcel: round, reason },
@@ -115,4 +123,13 @@ impl Server {
         let part = self.round.as_ref().map_or_else(|| self.late.get(&sender), |r| r.part(sender));
         part.is_some_and(|part| part.parcel == round && instance == Some(part.instance))
     }
+}
+
+/// The ranges of an update that count, if they are neither all of an accepted update nor none of another. If they
+/// are more than a message names, the shortest gaps between them are left out.
+pub(super) fn counted(part: &Participant, partial: Partial, is_accepted: bool) -> Option<Ranges> {
+    let reassembly = part.incoming.reassembly();
+    let counts = is_accepted || (partial == Partial::Keep && reassembly.bytes() > 0);
+    let is_part = counts && !(is_accepted && reassembly.is_whole());
+    is_part.then(|| reassembly.holes().longest(MAX_HOLES - 1).holes(reassembly.total()))
 }

@@ -22,7 +22,7 @@ impl Server {
             return None;
         }
         member.own.duty = Duty::Round;
-        member.own.verdict = None;
+        member.own.answer = None;
         let model = Parcel {
             number: round.plan.number,
             pushed: true,

@@ -3,7 +3,7 @@
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome};
 use thalweg_wire::Ranges;
 
-use super::{Action, Duty, LinkId, Server, ServerMachine};
+use super::{Action, Answer, Duty, LinkId, Server, ServerMachine};
 use crate::{State, Time};
 
 impl Server {
@@ -37,17 +37,17 @@ impl Server {
     fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
         let current = self.parcel_of(sender);
         let current = current.filter(|&number| same && self.takes_part(sender, number));
-        let verdict = self.roster.member(sender).and_then(|m| m.own.verdict.clone()).filter(|_| same);
-        let elsewhere = |round: u32| self.was_counted(sender, round).then_some(Ok(()));
-        let verdict = |round: u32| {
-            verdict.filter(|(of, _)| *of == round).map(|(_, verdict)| verdict).or_else(|| elsewhere(round))
+        let answer = self.roster.member(sender).and_then(|m| m.own.answer.clone()).filter(|_| same);
+        let elsewhere = |round: u32| {
+            self.was_counted(sender, round).then_some(Answer { round, verdict: Ok(()), counted: None })
         };
+        let answer = |round: u32| answer.filter(|answer| answer.round == round).or_else(|| elsewhere(round));
         match holding {
             Holding::Round { round } if current == Some(*round) => self.go_on(now, sender, *round),
-            Holding::Round { round } => match verdict(*round) {
-                Some(verdict) => {
+            Holding::Round { round } => match answer(*round) {
+                Some(answer) => {
                     self.set_duty(sender, Duty::Idle);
-                    self.tell(link, *round, verdict);
+                    self.send_answer(link, answer);
                     self.assign(now, sender, None);
                 }
                 None => {

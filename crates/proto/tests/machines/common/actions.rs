@@ -127,8 +127,9 @@ impl World {
                 let at = now + client.profile.train;
                 self.net.at(at, Event::Trained { client: index, instance, round });
             }
-            ClientAction::Policy(RoundStep::Verdict { round, verdict }) => {
-                client.seen.verdicts.push((round, verdict))
+            ClientAction::Policy(RoundStep::Verdict { round, verdict, lost }) => {
+                client.seen.verdicts.push((round, verdict));
+                client.seen.lost.push(lost);
             }
             ClientAction::Finished(outcome) => {
                 client.seen.finished = Some(outcome.map_err(|why| why.to_string()))

@@ -324,6 +324,8 @@ pub struct Seen {
     pub update_chunks: u32,
     pub ends: u32,
     pub verdicts: Vec<(u32, Verdict)>,
+    /// For each verdict, the bytes of the update that do not count.
+    pub lost: Vec<Ranges>,
     pub refused: Vec<String>,
     /// The URL to which it was sent; `None`: the address that it was given.
     pub sent_to: Option<String>,
