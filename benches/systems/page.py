@@ -225,14 +225,19 @@ def conditions(path: Path = FILE) -> str:
     versions = dict.fromkeys(line.version for line in lines)
     when = f"from {min(line.time for line in lines)} to {max(line.time for line in lines)} UTC"
     others = [line.others for line in lines if line.others is not None]
-    quiet = (
-        f"In the second before a run, other programs used {median(others):.2f} of a core as the median, and "
-        f"{max(others):.2f} at most. " if others else ""
-    ) + f"A † marks rows with runs before which they used more than {QUIET} of a core, or nobody looked: {busy} runs."  # fmt: skip
+    quiet = [
+        f"A † marks rows with runs before which they used more than {QUIET} of a core, or nobody looked: {busy} runs."
+    ]
+    if others:
+        usual, most = median(others), max(others)
+        quiet.insert(
+            0,
+            f"In the second before a run, other programs used {usual:.2f} of a core (median), and {most:.2f} at most.",
+        )
     found = [
         f"{len(lines)} runs, {when}.",
         f"Machine: {'; '.join(machines)}.",
-        quiet,
+        " ".join(quiet),
         *([f"Runs with a lowered priority: {nice}; these take longer."] if nice else []),
         f"TCP's congestion control: {control}.",
         f"Runs of thalweg in a build for debugging, which is slower: {debug}.",

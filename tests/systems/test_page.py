@@ -71,7 +71,7 @@ def test_the_verdict_counts_ties_within_five_per_cent(made: Path) -> None:
 
 def test_conditions_name_other_programs_and_the_machine(made: Path) -> None:
     text = page.conditions(made)
-    assert "other programs used 0.01 of a core as the median, and 1.50 at most" in text
+    assert "other programs used 0.01 of a core (median), and 1.50 at most" in text
     assert "more than 0.1 of a core, or nobody looked: 1 runs." in text
     assert "priority" not in text
     assert "a processor, 2 cores, 1 GiB, Linux" in text
