@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Setting, Transport,
+    Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Setting,
+    Transport, Ways,
 };
 
 /// How a link came about.
@@ -104,6 +106,10 @@ impl<L: Layer> Transport for Wrapped<L> {
         let number = self.numbers[0].next();
         let inner = self.inner.connect(address, &self.layer.options(options)).await?;
         self.connected.open(inner, number).await
+    }
+
+    async fn ways(&self, address: &Address, round_trip: Duration) -> Result<Option<Ways>> {
+        self.inner.ways(address, round_trip).await
     }
 }
 

@@ -32,6 +32,7 @@ mod settings;
 mod sink;
 pub mod trace;
 mod unauthenticated_peers;
+mod ways;
 
 pub use address::Address;
 pub use addresses::reach_any;
@@ -47,3 +48,4 @@ pub use parts::{hand_over, ALIGNED};
 pub use settings::{Chosen, Fraction, Kind, Need, Setting, Settings, Value};
 pub use sink::{NoChunks, Sink, Target};
 pub use unauthenticated_peers::{Bounds, Origin, UnauthenticatedPeerId, UnauthenticatedPeers};
+pub use ways::{Carrier, Carriers, Ways};

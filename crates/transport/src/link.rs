@@ -10,7 +10,9 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use thalweg_wire::Tolerance;
 
-use crate::{Address, Capabilities, Error, ErrorKind, Options, Outgoing, Result, Setting, Sink};
+use crate::{
+    Address, Capabilities, Carriers, Error, ErrorKind, Options, Outgoing, Result, Setting, Sink, Ways,
+};
 
 /// A link whose handshake is not complete. Await it in a task of its own, so that a slow peer delays no
 /// other.
@@ -43,6 +45,16 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`], [`ErrorKind::Security`], [`ErrorKind::Address`].
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>>;
+
+    /// Finds out which ways to a listener pass. A way without an answer within several times `round_trip`, or a few
+    /// seconds, does not. `None` for a transport that has one way only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`].
+    async fn ways(&self, address: &Address, round_trip: Duration) -> Result<Option<Ways>> {
+        let _ = (address, round_trip);
+        Ok(None)
+    }
 }
 
 /// Accepts links.
@@ -155,6 +167,11 @@ pub trait Link: Send + Sync {
     /// from what was asked: what the machine or the path lacks, the hint, and what is done instead. It is
     /// reported once, when the link has been made.
     fn notice(&self) -> Option<String> {
+        None
+    }
+
+    /// What carries the link. `None` for a transport that has one way only.
+    fn carriers(&self) -> Option<Carriers> {
         None
     }
 

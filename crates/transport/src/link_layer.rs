@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_wire::Tolerance;
 
-use crate::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink};
+use crate::{Capabilities, Carriers, Counters, Link, Outgoing, Peer, Result, SendReport, Sink};
 
 /// A link around another link. A layer implements only the methods that it changes; the others call the inner
 /// link. Every layer is a [`Link`].
@@ -48,6 +48,11 @@ pub trait LinkLayer: Send + Sync {
     /// See [`Link::notice`].
     fn notice(&self) -> Option<String> {
         self.inner().notice()
+    }
+
+    /// See [`Link::carriers`].
+    fn carriers(&self) -> Option<Carriers> {
+        self.inner().carriers()
     }
 
     /// See [`Link::close`].
@@ -96,6 +101,10 @@ impl<L: LinkLayer> Link for L {
 
     fn notice(&self) -> Option<String> {
         LinkLayer::notice(self)
+    }
+
+    fn carriers(&self) -> Option<Carriers> {
+        LinkLayer::carriers(self)
     }
 
     async fn close(&self) {

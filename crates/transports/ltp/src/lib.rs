@@ -18,11 +18,12 @@ mod repair;
 mod send;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Address, Capabilities, Link, Listener, Options, Result, Setting, Transport};
-use thalweg_udp::connect::connect;
+use thalweg_transport::{Address, Capabilities, Link, Listener, Options, Result, Setting, Transport, Ways};
+use thalweg_udp::connect::{connect, ways};
 use thalweg_udp::hello::{self, Dialect, Ends};
 use thalweg_udp::listener::listen;
 
@@ -73,6 +74,10 @@ impl Transport for Ltp {
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         check("connect", address, options)?;
         connect(address, options, &DIALECT, link).await
+    }
+
+    async fn ways(&self, address: &Address, round_trip: Duration) -> Result<Option<Ways>> {
+        ways(address, round_trip).await.map(Some)
     }
 }
 

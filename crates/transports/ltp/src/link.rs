@@ -7,7 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_transport::trace::Trace;
-use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use thalweg_transport::{
+    Capabilities, Carriers, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport,
+};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::link_state::LinkState;
@@ -30,6 +32,7 @@ const ORDERS: usize = 1;
 
 pub(crate) struct LtpLink {
     inner: Arc<dyn Link>,
+    carriers: Carriers,
     orders: mpsc::Sender<Order>,
     lanes: [Arc<Lane>; 2],
     intake: Mutex<Intake<Acks>>,
@@ -42,7 +45,7 @@ pub(crate) struct LtpLink {
 impl LtpLink {
     /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice, trace: Option<Trace>) -> Self {
-        let Ends { inner, outgoing, window, incoming, standing } = ends;
+        let Ends { inner, outgoing, window, incoming, standing, carriers } = ends;
         let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let lanes = [Arc::new(incoming), Arc::new(outgoing)];
         let [incoming, outgoing] = lanes.clone();
@@ -58,7 +61,7 @@ impl LtpLink {
         let reading = tokio::spawn(pass_on(inner.clone(), state.clone(), pass));
         let sending = tokio::spawn(driver.run());
         let tasks = [reading, sending, repeating].map(|task| task.abort_handle());
-        Self { inner, orders, lanes, intake, state, stats, critical, tasks }
+        Self { inner, carriers, orders, lanes, intake, state, stats, critical, tasks }
     }
 }
 
@@ -118,6 +121,10 @@ impl Link for LtpLink {
             round_trip: measured.map(Duration::from_micros).or(control.round_trip),
             ..Counters::default()
         }
+    }
+
+    fn carriers(&self) -> Option<Carriers> {
+        Some(self.carriers)
     }
 
     async fn close(&self) {

@@ -2,13 +2,18 @@
 //! control messages go over TCP. The first to succeed is the link, so that a path which lets only one of them
 //! through will do. If no datagram comes back at all, the link carries its chunks over TCP too.
 
+use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_tcp::{line, Tcp};
-use thalweg_transport::{reach_any, Address, Error, ErrorKind, Link, Options, Result, Transport};
-use tokio::net::lookup_host;
+use thalweg_transport::{
+    reach_any, Address, Carrier, Error, ErrorKind, Link, Options, Result, Transport, Ways,
+};
+use thalweg_wire::limits;
+use tokio::net::{lookup_host, TcpStream};
 use tokio::time::{sleep, timeout, Instant};
 
 use crate::control::dial;
@@ -26,6 +31,9 @@ const ANSWERED: Duration = Duration::from_secs(2);
 /// of the datagrams are lost in each direction, one of the opens that are sent meanwhile is answered with a
 /// probability of 0.75, and TCP hardly gets through.
 const NO_DATAGRAM: Duration = Duration::from_secs(5);
+/// Pause after a failed attempt by TCP, while no datagram has come back either. The listener may not be there yet,
+/// or a program of the network refuses in its name.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long the datagram sockets may need where datagrams do pass, until the link does without them. The
 /// firewall may let through the listener's own port alone.
 const NO_SOCKETS: Duration = Duration::from_secs(20);
@@ -44,6 +52,34 @@ pub async fn connect(
     let limit = options.connect_timeout();
     let attempt = |to| async move { Attempt::new(address, to, options, dialect, make).reach().await };
     reach_any(&candidates, limit, silent(address, limit), attempt, |_| false).await
+}
+
+/// Finds out whether a listener answers by datagrams and by TCP, at the same time. See [`Transport::ways`].
+///
+/// # Errors
+/// [`ErrorKind::Address`]; those of the system for a socket of this machine.
+pub async fn ways(address: &Address, round_trip: Duration) -> Result<Ways> {
+    let to = resolve(CONNECT, address).await?[0];
+    let limit = limits::silence(NO_DATAGRAM, round_trip);
+    let (line, pipe) = dial::begin(to).await?;
+    let (udp, tcp) = tokio::join!(answer(limit, pipe.answered()), answer(limit, TcpStream::connect(to)));
+    // The listener keeps nothing of a stream that was only opened, and need not hear that it ends.
+    pipe.fail(io::ErrorKind::ConnectionAborted);
+    drop(line);
+    Ok(Ways { udp, tcp })
+}
+
+/// Waits for an answer. Returns how long it took, or why there is none.
+async fn answer<T>(
+    limit: Duration,
+    waits: impl Future<Output = io::Result<T>>,
+) -> std::result::Result<Duration, String> {
+    let began = Instant::now();
+    match timeout(limit, waits).await {
+        Ok(Ok(_)) => Ok(began.elapsed()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {:.0} s", limit.as_secs_f64())),
+    }
 }
 
 /// What both attempts to reach one address need.
@@ -72,28 +108,37 @@ impl<'a> Attempt<'a> {
     }
 
     async fn reach(&self) -> Result<Arc<dyn Link>> {
+        let began = Instant::now();
         let (line, pipe) = dial::begin(self.to).await?;
         let mut by_datagrams = std::pin::pin!(self.by_datagrams(line, &pipe));
-        let mut by_tcp = std::pin::pin!(self.by_tcp(&pipe));
-        let failed = tokio::select! {
-            met = &mut by_datagrams => match met {
-                // What was refused, TCP would not get either.
-                Err(error) if is_refusal(&error) => return Err(error),
-                Err(_) => None,
-                Ok(made) => return made,
-            },
-            met = &mut by_tcp => match met {
-                // What was refused, datagrams would not get either.
-                Err(error) if is_refusal(&error) => return Err(error),
-                Err(error) => Some(error),
-                Ok(made) => return made,
-            },
-        };
-        match failed {
-            None => by_tcp.await?,
-            // TCP failed. Datagrams may still pass. If they fail too, TCP's error says more, unless the peer
-            // refused this end.
-            Some(error) => by_datagrams.await.map_err(|met| if is_refusal(&met) { met } else { error })?,
+        let mut head_start = true;
+        loop {
+            let mut by_tcp = std::pin::pin!(self.by_tcp(began, head_start, &pipe));
+            head_start = false;
+            let failed = tokio::select! {
+                met = &mut by_datagrams => return match met {
+                    // What was refused, TCP would not get either.
+                    Err(error) if is_refusal(&error) => Err(error),
+                    Err(_) => by_tcp.await?,
+                    Ok(made) => made,
+                },
+                met = &mut by_tcp => match met {
+                    // What was refused, datagrams would not get either.
+                    Err(error) if is_refusal(&error) => return Err(error),
+                    Err(error) => error,
+                    Ok(made) => return made,
+                },
+            };
+            // TCP failed. Datagrams may still pass, or TCP later. If datagrams fail too, TCP's error says more,
+            // unless the peer refused this end.
+            tokio::select! {
+                met = &mut by_datagrams => return match met {
+                    Err(met) if is_refusal(&met) => Err(met),
+                    Err(_) => Err(failed),
+                    Ok(made) => made,
+                },
+                () = sleep(AGAIN) => {}
+            }
         }
     }
 
@@ -103,14 +148,13 @@ impl<'a> Attempt<'a> {
         let address = control_address(self.to);
         pipe.answered().await.map_err(|e| Error::io(CONNECT, &address, &e))?;
         let inner = line::connect(Arc::new(line), &address, &self.control).await?;
-        let ends = hello::ask(inner, self.to.ip(), self.options, self.dialect).await?;
+        let ends = hello::ask(inner, Carrier::Udp, self.to.ip(), self.options, self.dialect).await?;
         Ok((self.make)(ends, self.options))
     }
 
-    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass. Errors are as with
-    /// [`Attempt::by_datagrams`].
-    async fn by_tcp(&self, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
-        let began = Instant::now();
+    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass. The attempt by
+    /// datagrams began at `began`, and may get a head start. Errors are as with [`Attempt::by_datagrams`].
+    async fn by_tcp(&self, began: Instant, head_start: bool, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
         let alone = async {
             sleep(HEAD_START).await;
             if pipe.is_answered() {
@@ -118,8 +162,9 @@ impl<'a> Attempt<'a> {
             }
         };
         tokio::select! {
-            () = alone => {}
-            _ = pipe.broken() => {}
+            () = alone, if head_start => {}
+            _ = pipe.broken(), if head_start => {}
+            else => {}
         }
         let inner = self.by_kernel().await?;
         let trip = inner.counters().round_trip.unwrap_or_default();
@@ -128,7 +173,7 @@ impl<'a> Attempt<'a> {
         if !matches!(answered, Ok(Ok(()))) {
             return over_tcp::ask(inner, self.dialect).await.map(Ok);
         }
-        let asking = hello::ask(inner, self.to.ip(), self.options, self.dialect);
+        let asking = hello::ask(inner, Carrier::Tcp, self.to.ip(), self.options, self.dialect);
         match timeout(NO_SOCKETS.max(8 * trip), asking).await {
             Ok(ends) => Ok((self.make)(ends?, self.options)),
             Err(_) => over_tcp::ask(self.by_kernel().await?, self.dialect).await.map(Ok),

@@ -21,7 +21,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{
-    Address, Error, ErrorKind, Link, NoChunks, Options, Peer, Result, Setting, Standing, UnauthenticatedPeer,
+    Address, Carrier, Carriers, Error, ErrorKind, Link, NoChunks, Options, Peer, Result, Setting, Standing,
+    UnauthenticatedPeer,
 };
 use tokio::time::sleep;
 
@@ -53,6 +54,8 @@ pub struct Ends {
     pub incoming: Lane,
     /// Whether the peer has authenticated, and how much it may send before that.
     pub standing: Standing,
+    /// What carries the link.
+    pub carriers: Carriers,
 }
 
 /// What the handshake of the listener's end has made.
@@ -95,10 +98,12 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// Handshake of the listener's end. `unauthenticated_peers` are the places of the peer's two sockets in the
+/// Handshake of the listener's end. `control` carries `inner`.
+/// `unauthenticated_peers` are the places of the peer's two sockets in the
 /// admission queue, if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
+    control: Carrier,
     ip: IpAddr,
     unauthenticated_peers: Vec<UnauthenticatedPeer>,
     options: &Options,
@@ -129,7 +134,8 @@ pub(crate) async fn answer(
     unauthenticated_peers.iter().for_each(UnauthenticatedPeer::progressed);
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
     let standing = Standing::new(unauthenticated_peers);
-    Ok(Met::Ends(Box::new(Ends { inner, outgoing, window, incoming, standing })))
+    let carriers = Carriers { control, chunks: Carrier::Udp };
+    Ok(Met::Ends(Box::new(Ends { inner, outgoing, window, incoming, standing, carriers })))
 }
 
 /// Sizes of the numbers in the listener's offer.
@@ -146,9 +152,10 @@ pub(crate) fn source(operation: &'static str, peer: &Peer) -> Result<IpAddr> {
     peer.address.parse::<SocketAddr>().map(|from| from.ip()).map_err(strange)
 }
 
-/// Handshake of the connecting end; the peer is at `ip`.
+/// Handshake of the connecting end; the peer is at `ip`. `control` carries `inner`.
 pub(crate) async fn ask(
     inner: Arc<dyn Link>,
+    control: Carrier,
     ip: IpAddr,
     options: &Options,
     dialect: &Dialect,
@@ -178,7 +185,8 @@ pub(crate) async fn ask(
         never = greet(&lanes) => match never {},
     };
     let [] = numbers(operation, dialect, &ready, [])?;
-    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new([]) })
+    let (standing, carriers) = (Standing::new([]), Carriers { control, chunks: Carrier::Udp });
+    Ok(Ends { inner, outgoing, window, incoming, standing, carriers })
 }
 
 /// Sends hellos from all sockets, for as long as the caller polls it.

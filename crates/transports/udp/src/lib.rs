@@ -37,11 +37,12 @@ pub mod turns;
 pub mod window;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_transport::trace::{TraceFile, TRACE};
 use thalweg_transport::{
-    Address, Capabilities, Kind, Link, Listener, Options, Result, Setting, Settings, Transport,
+    Address, Capabilities, Kind, Link, Listener, Options, Result, Setting, Settings, Transport, Ways,
 };
 
 use crate::hello::{Dialect, Ends};
@@ -104,6 +105,10 @@ impl Transport for Udp {
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         check("connect", address, options)?;
         connect::connect(address, options, &DIALECT, link).await
+    }
+
+    async fn ways(&self, address: &Address, round_trip: Duration) -> Result<Option<Ways>> {
+        connect::ways(address, round_trip).await.map(Some)
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_transport::trace::Trace;
-use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use thalweg_transport::{
+    Capabilities, Carriers, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport,
+};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
@@ -27,6 +29,7 @@ const CONTROL: usize = 1;
 /// One end of a link. Dropping it ends the link and its tasks.
 pub(crate) struct UdpLink {
     inner: Arc<dyn Link>,
+    carriers: Carriers,
     sender: Arc<Mutex<Sender>>,
     outgoing: Arc<Lane>,
     incoming: Arc<Lane>,
@@ -38,7 +41,7 @@ pub(crate) struct UdpLink {
 impl UdpLink {
     /// Creates a link from a finished handshake and starts its tasks.
     pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
-        let Ends { inner, outgoing, window, incoming, standing } = ends;
+        let Ends { inner, outgoing, window, incoming, standing, carriers } = ends;
         let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
@@ -51,7 +54,7 @@ impl UdpLink {
         let read_reports = move || send::try_read_reports(both.clone());
         let repeating = tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), read_reports));
         let tasks = [reading, probing, repeating].map(|task| task.abort_handle());
-        Self { inner, sender, outgoing, incoming, intake, state, tasks }
+        Self { inner, carriers, sender, outgoing, incoming, intake, state, tasks }
     }
 }
 
@@ -105,6 +108,10 @@ impl Link for UdpLink {
             round_trip: measured.or(control.round_trip),
             ..Counters::default()
         }
+    }
+
+    fn carriers(&self) -> Option<Carriers> {
+        Some(self.carriers)
     }
 
     async fn close(&self) {

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use thalweg_tcp::line::{serve, HoledStreams};
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, Pending, Result, Transport};
+use thalweg_transport::{
+    Address, Carrier, Error, ErrorKind, Link, Listener, Options, Pending, Result, Transport,
+};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
@@ -121,10 +123,10 @@ impl Listener for DatagramListener {
                     return Ok(Box::pin(std::future::ready(link)));
                 },
                 pending = self.inner.accept(), if shaking.len() < MOST => {
-                    shaking.spawn(self.shaker.clone().shake(pending?));
+                    shaking.spawn(self.shaker.clone().shake(pending?, Carrier::Tcp));
                 }
                 Some(pending) = streams.recv(), if shaking.len() < MOST => {
-                    shaking.spawn(self.shaker.clone().shake(pending));
+                    shaking.spawn(self.shaker.clone().shake(pending, Carrier::Udp));
                 }
             }
         }
@@ -132,7 +134,8 @@ impl Listener for DatagramListener {
 }
 
 impl Shaker {
-    async fn shake(self, pending: Pending) -> Result<Arc<dyn Link>> {
+    /// Shakes hands over a control connection.
+    async fn shake(self, pending: Pending, control: Carrier) -> Result<Arc<dyn Link>> {
         let inner = pending.await?;
         let who = inner.peer().address.clone();
         let limit = self.options.connect_timeout();
@@ -141,7 +144,7 @@ impl Shaker {
             Err(Error::new(ErrorKind::Timeout, ACCEPT, context)
                 .hint("let UDP through the firewall, or take tcp"))
         };
-        match timeout(limit, self.answer(inner)).await.unwrap_or_else(late)? {
+        match timeout(limit, self.answer(inner, control)).await.unwrap_or_else(late)? {
             Met::Ends(ends) => (self.make)(*ends, &self.options),
             Met::OverTcp(link) => Ok(link),
         }
@@ -149,10 +152,10 @@ impl Shaker {
 
     /// Shakes hands. If there is an admission queue, the peer's two sockets take places in it, beside that of
     /// the control connection. If the queue evicts one of them, the handshake fails.
-    async fn answer(&self, inner: Arc<dyn Link>) -> Result<Met> {
+    async fn answer(&self, inner: Arc<dyn Link>, control: Carrier) -> Result<Met> {
         let Self { ip, options, dialect, .. } = self;
         let Some(admission_queue) = &options.admission_queue else {
-            return hello::answer(inner, *ip, Vec::new(), options, dialect).await;
+            return hello::answer(inner, control, *ip, Vec::new(), options, dialect).await;
         };
         let from = hello::source(ACCEPT, inner.peer())?;
         admission_queue.room().await;
@@ -162,7 +165,7 @@ impl Shaker {
             biased;
             Some(error) = one.evicted() => Err(error),
             Some(error) = other.evicted() => Err(error),
-            ends = hello::answer(inner, *ip, unauthenticated_peers.to_vec(), options, dialect) => ends,
+            ends = hello::answer(inner, control, *ip, unauthenticated_peers.to_vec(), options, dialect) => ends,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_transport::{Link, LinkLayer, NoChunks, Result};
+use thalweg_transport::{Carrier, Carriers, Link, LinkLayer, NoChunks, Result};
 
 use crate::hello::{self, Dialect};
 
@@ -23,6 +23,10 @@ impl OverTcp {
 impl LinkLayer for OverTcp {
     fn inner(&self) -> &dyn Link {
         &*self.inner
+    }
+
+    fn carriers(&self) -> Option<Carriers> {
+        Some(Carriers { control: Carrier::Tcp, chunks: Carrier::Tcp })
     }
 
     fn notice(&self) -> Option<String> {

@@ -4,10 +4,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
 use thalweg_rng::Rng;
-use thalweg_transport::{Address, ErrorKind, Link, Listener, NoChunks, Options, Transport};
+use thalweg_transport::{
+    Address, Carrier, Carriers, ErrorKind, Link, Listener, NoChunks, Options, Transport,
+};
 use thalweg_udp::Udp;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -84,6 +87,25 @@ async fn tcp_alone(to: SocketAddr) -> Address {
     address
 }
 
+/// A port that lets no datagram through, and ends the first TCP connection at once.
+async fn tcp_alone_and_late(to: SocketAddr) -> Address {
+    let (silent, port) = loop {
+        let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        if let Ok(port) = TcpListener::bind(silent.local_addr().unwrap()).await {
+            break (silent, port);
+        }
+    };
+    let address = Address::parse(&format!("udp://{}", port.local_addr().unwrap())).unwrap();
+    tokio::spawn(async move {
+        drop(port.accept().await.unwrap());
+        let (mut inside, _) = port.accept().await.unwrap();
+        let mut outside = TcpStream::connect(to).await.unwrap();
+        let _ = copy_bidirectional(&mut inside, &mut outside).await;
+        drop(silent);
+    });
+    address
+}
+
 async fn meet(
     listener: &dyn Listener,
     address: &Address,
@@ -155,9 +177,47 @@ async fn a_link_needs_no_datagrams_and_says_so() {
     let (client, server) = meet(&*listener, &through, &plain()).await;
     assert!(!client.capabilities().datagrams && !server.capabilities().datagrams);
     for end in [&client, &server] {
+        assert_eq!(end.carriers(), Some(Carriers { control: Carrier::Tcp, chunks: Carrier::Tcp }));
         let notice = end.notice().unwrap();
         assert!(notice.contains("udp") && notice.contains("over TCP"), "{notice}");
     }
+    use_it(&client, &server).await;
+}
+
+/// What passes is found out, whatever the link takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_way_is_known_to_pass_or_not() {
+    let listener = listen(&Udp, &plain()).await;
+    let ways = async |address: &Address| Udp.ways(address, Duration::ZERO).await.unwrap().unwrap();
+    let both = ways(&listener.address()).await;
+    assert!(both.udp.is_ok() && both.tcp.is_ok(), "{both:?}");
+    let tcp = ways(&tcp_alone(at(&*listener)).await).await;
+    assert!(tcp.udp.is_err() && tcp.tcp.is_ok(), "{tcp:?}");
+    let udp = ways(&datagrams_alone(at(&*listener), 0.0, 1).await.0).await;
+    assert!(udp.udp.is_ok() && udp.tcp.is_err(), "{udp:?}");
+    // The connections of TCP that were only opened end with an error each, and keep no link from being accepted.
+    let accept = async {
+        loop {
+            if let Ok(link) = listener.accept().await.unwrap().await {
+                break link;
+            }
+        }
+    };
+    let address = listener.address();
+    let connect = async { Udp.connect(&address, &plain()).await.unwrap() };
+    let (client, server) =
+        tokio::time::timeout(GUARD, async { tokio::join!(connect, accept) }).await.unwrap();
+    let datagrams = Carriers { control: Carrier::Udp, chunks: Carrier::Udp };
+    assert_eq!((client.carriers(), server.carriers()), (Some(datagrams), Some(datagrams)));
+}
+
+/// TCP is tried again for as long as there may be an answer by a datagram.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tcp_that_failed_once_is_tried_again() {
+    let listener = listen(&Udp, &plain()).await;
+    let through = tcp_alone_and_late(at(&*listener)).await;
+    let (client, server) = meet(&*listener, &through, &plain()).await;
+    assert!(!client.capabilities().datagrams);
     use_it(&client, &server).await;
 }
 

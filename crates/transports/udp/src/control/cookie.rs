@@ -13,8 +13,8 @@ use thalweg_wire::limits;
 
 use super::packet::{Cookie, Id};
 
-/// How long a cookie is valid: as long as an attempt to connect may take.
-const VALID: Duration = limits::CONNECT;
+/// How long a cookie is valid: the time in which one message is answered. A peer that comes later gets a new one.
+pub(crate) const VALID: Duration = limits::ANSWERED;
 const TIME_BYTES: usize = 8;
 
 pub(crate) struct Cookies(Key);
@@ -39,8 +39,7 @@ impl Cookies {
 
     /// Whether this is a cookie of the peer, and not too old.
     pub(crate) fn check(&self, now: Duration, peer: SocketAddr, id: &Id, cookie: &Cookie) -> bool {
-        let Some(time) = cookie.first_chunk::<TIME_BYTES>() else { return false };
-        let made = Duration::from_millis(u64::from_le_bytes(*time));
+        let made = made(cookie);
         let fresh = made <= now && now - made <= VALID;
         // Making the cookie again compares 16 of the 32 bytes, which `hmac::verify` does not offer. The
         // comparison takes the same time wherever the bytes differ.
@@ -48,6 +47,15 @@ impl Cookies {
         let different = expected.iter().zip(cookie).fold(0, |sum, (a, b)| sum | (a ^ b));
         fresh && different == 0
     }
+}
+
+/// The time since a cookie was made: about a round trip, if it came at once.
+pub(crate) fn age(now: Duration, cookie: &Cookie) -> Duration {
+    now.saturating_sub(made(cookie))
+}
+
+fn made(cookie: &Cookie) -> Duration {
+    Duration::from_millis(cookie.first_chunk::<TIME_BYTES>().map_or(0, |time| u64::from_le_bytes(*time)))
 }
 
 fn said(time: &[u8; TIME_BYTES], peer: SocketAddr, id: &Id) -> Vec<u8> {

@@ -3,9 +3,11 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_wire::limits;
 use tokio::net::UdpSocket;
 use tokio::task::AbortHandle;
 
@@ -13,8 +15,12 @@ use super::packet::{Id, Packet, LONGEST};
 use super::pipe::{Line, Path, Pipe, Socket};
 
 const CONNECT: &str = "connect";
-/// After so many answers in a row that say that the port is closed, the peer's program has ended.
+/// So many answers must say that the port is closed, and no packet of the peer may come for at least
+/// [`GONE`], until the peer's program counts as ended.
 const CLOSED: u32 = 3;
+/// The least time without a packet of the peer after which answers that its port is closed count. Anybody can
+/// forge such an answer (RFC 5927, section 4), but not the peer's silence.
+const GONE: Duration = Duration::from_secs(1);
 
 /// Begins a control stream to `to`. It asks the listener until that answers, for as long as the line exists.
 ///
@@ -58,15 +64,15 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
     loop {
         match socket.socket.recv(&mut buffer).await {
             Ok(length) => {
-                closed = 0;
                 if let Some((_, packet)) = Packet::decode(&buffer[..length]).filter(|(id, _)| *id == pipe.id)
                 {
+                    closed = 0;
                     pipe.handle(&packet);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 closed += 1;
-                if closed >= CLOSED || !pipe.is_answered() {
+                if !pipe.is_answered() || is_gone(closed, pipe.unanswered()) {
                     pipe.fail(io::ErrorKind::ConnectionRefused);
                     return;
                 }
@@ -75,6 +81,12 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
             Err(_) => tokio::task::yield_now().await,
         }
     }
+}
+
+/// Whether the peer's program has ended: so many answers say that its port is closed, and it has been silent for
+/// so long, beside the round trip. A peer of which this end expects nothing may well be silent.
+fn is_gone(closed: u32, unanswered: Option<(Duration, Duration)>) -> bool {
+    closed >= CLOSED && unanswered.is_some_and(|(silent, trip)| silent >= limits::silence(GONE, trip))
 }
 
 #[cfg(test)]
@@ -87,6 +99,17 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+
+    /// Anybody can send a few ICMP messages with a false source address.
+    #[test]
+    fn forged_answers_end_no_stream_whose_peer_speaks() {
+        let [millis, second] = [1, 1_000].map(Duration::from_millis);
+        assert!(!is_gone(1_000, None), "an idle stream");
+        assert!(!is_gone(1_000, Some((999 * millis, millis))), "a peer that was heard a moment ago");
+        assert!(!is_gone(1_000, Some((3 * second, second))), "over a path with a long round trip");
+        assert!(!is_gone(CLOSED - 1, Some((60 * second, millis))));
+        assert!(is_gone(CLOSED, Some((second, millis))));
+    }
 
     #[tokio::test]
     async fn a_closed_port_is_noticed_before_and_after_the_listener_has_answered() {

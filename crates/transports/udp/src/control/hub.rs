@@ -1,6 +1,6 @@
 //! The listener's side: one socket for the control streams of all peers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,8 +14,8 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::cookie::Cookies;
-use super::packet::{Cookie, Id, Packet};
+use super::cookie::{self, Cookies};
+use super::packet::{Id, Packet};
 use super::pipe::{Line, Path, Pipe, Socket};
 
 const LISTEN: &str = "listen";
@@ -24,6 +24,9 @@ const MAX_NEW: usize = 512;
 /// Streams that this end has closed, and that wait until their peers have the last bytes. If there would be more,
 /// the one that was closed first gives up: a peer that was not let in must not take memory without limit.
 const MAX_CLOSED: usize = 1024;
+/// Ids of streams that are over, which are remembered while a cookie of theirs may be valid. Beyond that number
+/// the oldest are forgotten.
+const MAX_OVER: usize = 4096;
 /// Receive buffers of one system call, and the bytes of each. GRO may join several packets in one.
 const SLOTS: usize = 8;
 const SLOT: usize = 64 << 10;
@@ -31,9 +34,38 @@ const SLOT: usize = 64 << 10;
 /// A new stream, and the peer's address.
 pub(crate) type Newcomer = (Line, String);
 
+/// The streams of a listener.
+#[derive(Default)]
+struct Streams {
+    live: HashMap<Id, Arc<Pipe>>,
+    /// Ids of streams that are over, and when they ended, in order. A late packet with a valid cookie begins no
+    /// second stream.
+    over: VecDeque<(Duration, Id)>,
+}
+
+impl Streams {
+    fn end(&mut self, now: Duration, id: Id) {
+        self.live.remove(&id);
+        if self.over.len() == MAX_OVER {
+            self.over.pop_front();
+        }
+        self.over.push_back((now, id));
+    }
+
+    fn is_over(&mut self, now: Duration, id: &Id) -> bool {
+        while self.over.front().is_some_and(|(at, _)| now > *at + cookie::VALID) {
+            self.over.pop_front();
+        }
+        self.over.iter().any(|(_, one)| one == id)
+    }
+}
+
 /// The socket, and the task that reads it. Dropping this ends the task: no stream begins any more, and those that
 /// go on break, because nobody reads their packets.
 pub(crate) struct Hub {
+    /// The socket's address.
+    #[cfg(test)]
+    address: SocketAddr,
     task: AbortHandle,
     pipes: Pipes,
 }
@@ -42,7 +74,7 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.task.abort();
         // A stream that waits for its last bytes to be acknowledged would keep the port in use.
-        let pipes: Vec<Arc<Pipe>> = lock(&self.pipes).values().cloned().collect();
+        let pipes: Vec<Arc<Pipe>> = lock(&self.pipes).live.values().cloned().collect();
         pipes.iter().for_each(|pipe| pipe.fail(io::ErrorKind::ConnectionAborted));
     }
 }
@@ -65,13 +97,21 @@ pub(crate) fn open(at: SocketAddr) -> Result<(Hub, mpsc::Receiver<Newcomer>)> {
         newcomers,
     };
     let pipes = desk.pipes.clone();
+    #[cfg(test)]
+    let address = desk.socket.socket.local_addr().map_err(failed)?;
     let task = tokio::spawn(desk.read()).abort_handle();
-    Ok((Hub { task, pipes }, new))
+    let hub = Hub {
+        #[cfg(test)]
+        address,
+        task,
+        pipes,
+    };
+    Ok((hub, new))
 }
 
-type Pipes = Arc<Mutex<HashMap<Id, Arc<Pipe>>>>;
+type Pipes = Arc<Mutex<Streams>>;
 
-fn lock(pipes: &Pipes) -> MutexGuard<'_, HashMap<Id, Arc<Pipe>>> {
+fn lock(pipes: &Pipes) -> MutexGuard<'_, Streams> {
     pipes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -109,21 +149,26 @@ impl Desk {
 
     fn handle(&self, from: SocketAddr, to: Option<IpAddr>, datagram: &[u8]) {
         let Some((id, packet)) = Packet::decode(datagram) else { return };
-        let pipe = lock(&self.pipes).get(&id).cloned();
+        let pipe = lock(&self.pipes).live.get(&id).cloned();
+        let now = self.opened.elapsed();
+        let answer = |packet: Packet<'_>| self.socket.send(from, to, &packet.encode(&id));
         if let Some(pipe) = pipe {
             if pipe.peer() == from {
                 pipe.handle(&packet);
             }
             return;
         }
-        let now = self.opened.elapsed();
-        let answer = |packet: Packet<'_>| self.socket.send(from, to, &packet.encode(&id));
         match packet {
             Packet::Open { time } => {
                 answer(Packet::Retry { echo: time, cookie: self.cookies.make(now, from, &id) });
             }
             Packet::First { cookie, .. } if self.cookies.check(now, from, &id, &cookie) => {
-                self.begin(id, from, to, &packet, age(now, &cookie));
+                let over = lock(&self.pipes).is_over(now, &id);
+                if over {
+                    answer(Packet::Reset);
+                } else {
+                    self.begin(id, from, to, &packet, cookie::age(now, &cookie));
+                }
             }
             Packet::First { segment, .. } => {
                 answer(Packet::Retry { echo: segment.time, cookie: self.cookies.make(now, from, &id) });
@@ -137,17 +182,18 @@ impl Desk {
     fn begin(&self, id: Id, from: SocketAddr, to: Option<IpAddr>, first: &Packet<'_>, age: Duration) {
         let Ok(place) = self.newcomers.try_reserve() else { return };
         let path = Path { socket: self.socket.clone(), peer: from, src_ip: to };
+        let opened = self.opened;
         let pipe = Pipe::accepted(id, path, age);
         let mut pipes = lock(&self.pipes);
-        give_up_oldest(&pipes);
-        pipes.insert(id, pipe.clone());
+        give_up_oldest(&pipes.live);
+        pipes.live.insert(id, pipe.clone());
         drop(pipes);
         pipe.handle(first);
         place.send((Line(pipe.clone()), from.to_string()));
         let pipes = self.pipes.clone();
         tokio::spawn(async move {
             pipe.run().await;
-            lock(&pipes).remove(&id);
+            lock(&pipes).end(opened.elapsed(), id);
         });
     }
 }
@@ -165,16 +211,63 @@ fn give_up_oldest(pipes: &HashMap<Id, Arc<Pipe>>) {
     }
 }
 
-/// The time since a cookie was made: about a round trip, if it came at once.
-fn age(now: Duration, cookie: &Cookie) -> Duration {
-    let made = cookie.first_chunk().map_or(0, |time| u64::from_le_bytes(*time));
-    now.saturating_sub(Duration::from_millis(made))
-}
-
 #[cfg(test)]
 mod tests {
+    use thalweg_conformance::GUARD;
+    use tokio::time::timeout;
+
     use super::*;
-    use crate::control::packet::Segment;
+    use crate::control::packet::{Cookie, Segment};
+
+    async fn answer(socket: &UdpSocket) -> Vec<u8> {
+        let mut buffer = vec![0; 2000];
+        let length = timeout(GUARD, socket.recv(&mut buffer)).await.unwrap().unwrap();
+        buffer.truncate(length);
+        buffer
+    }
+
+    /// The cookie that the listener sends to this socket.
+    async fn cookie_at(socket: &UdpSocket, id: &Id) -> Cookie {
+        match Packet::decode(&answer(socket).await) {
+            Some((of, Packet::Retry { cookie, .. })) if of == *id => cookie,
+            other => panic!("no cookie: {other:?}"),
+        }
+    }
+
+    /// A copy of a first packet that comes late begins no second stream.
+    #[tokio::test]
+    async fn a_cookie_begins_one_stream() {
+        let (hub, mut new) = open("127.0.0.1:0".parse().unwrap()).unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        peer.connect(hub.address).await.unwrap();
+        let id = [6; 16];
+        let segment = Segment { window: 1 << 15, sent: 1, ..Segment::default() };
+        peer.send(&Packet::Open { time: 1 }.encode(&id)).await.unwrap();
+        let cookie = cookie_at(&peer, &id).await;
+        let first = Packet::First { cookie, segment, bytes: b"hello" }.encode(&id);
+        peer.send(&first).await.unwrap();
+        let (line, _) = timeout(GUARD, new.recv()).await.unwrap().unwrap();
+        let pipe = line.0.clone();
+        pipe.fail(io::ErrorKind::TimedOut);
+        while !lock(&hub.pipes).is_over(Duration::ZERO, &id) {
+            tokio::task::yield_now().await;
+        }
+        peer.send(&first).await.unwrap();
+        peer.send(&Packet::Open { time: 2 }.encode(&[7; 16])).await.unwrap();
+        while Packet::decode(&answer(&peer).await).is_none_or(|(id, _)| id != [7; 16]) {}
+        assert!(new.try_recv().is_err());
+    }
+
+    #[test]
+    fn ended_streams_are_forgotten_with_their_cookies() {
+        let mut streams = Streams::default();
+        for number in 0..MAX_OVER as u128 + 1 {
+            streams.end(Duration::ZERO, number.to_le_bytes());
+        }
+        assert!(!streams.is_over(Duration::ZERO, &[0; 16]), "no more than so many");
+        assert!(streams.is_over(cookie::VALID, &1_u128.to_le_bytes()));
+        assert!(!streams.is_over(cookie::VALID + Duration::from_millis(1), &1_u128.to_le_bytes()));
+    }
 
     /// Each peer begins a stream, is refused, and acknowledges nothing.
     #[tokio::test]

@@ -227,13 +227,23 @@ impl Pipe {
                     inside.stream.handle(now, segment, bytes);
                 }
             }
-            (Packet::Reset, Opening::Done) => inside.broken = Some(io::ErrorKind::ConnectionReset),
+            (Packet::Reset, Opening::Showing(_) | Opening::Done) => {
+                inside.broken = Some(io::ErrorKind::ConnectionReset);
+            }
             _ => return,
         }
         self.flush(&mut inside, now);
         inside.wake();
         drop(inside);
         self.changed.notify_one();
+    }
+
+    /// How long the peer has been silent although this end waits for an answer; `None` if it waits for none.
+    /// Beside it, the round trip.
+    pub(crate) fn unanswered(&self) -> Option<(Duration, Duration)> {
+        let (inside, now) = (self.inside(), self.now());
+        let silent = now.saturating_sub(inside.stream.heard_at());
+        inside.stream.is_waiting().then(|| (silent, inside.stream.round_trip().unwrap_or_default()))
     }
 
     /// Breaks the stream.

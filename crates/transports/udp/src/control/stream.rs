@@ -426,6 +426,11 @@ impl Stream {
         Some((self.header(now, offset, length == 0), bytes))
     }
 
+    /// Whether segments wait to be acknowledged.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
     /// The oldest segment that is to be sent again: its place, its length, and how often it was sent again.
     fn due(&mut self, now: Duration) -> Option<(u64, usize, u32)> {
         let oldest = self.flights.iter().take(self.together());
