@@ -75,6 +75,7 @@ class Node:
         deadline: float | None = None,
         mixing: Literal["complement", "renormalise", "paper", "symmetric"] = "complement",
         compress: Literal["f16", "int8"] | None = None,
+        exchange: Literal["auto", "whole", "segments"] = "auto",
         seed: int = 0,
         tensors: str | Sequence[str] | None = None,
         ca: Path | str | None = None,
@@ -94,6 +95,12 @@ class Node:
         two neighbours use only the chunks that arrived in both directions, so that no loss moves the mean of all
         models. ``paper`` has the weights of udp-dpsgd, section 3.5.2. The last two need the memory of one more model
         for each neighbour, and all nodes must use the same one.
+
+        Where all nodes are each other's neighbours with the same weight, they may average by segments: each averages
+        a part of all models, and sends its mean to the others. All then get the same mean, and a node of n sends
+        2 (n - 1) / n models and not n - 1. ``exchange="auto"`` does so where that saves 256 KiB or more, and ``wait``,
+        ``mixing`` and ``compress`` allow it: ``all``, ``complement`` or ``renormalise``, and none. ``segments`` does
+        so whatever it saves, and ``whole`` never. If a node is missing, whole models are exchanged.
 
         All nodes must have the same ``seed``, so that their models begin with the same values. ``ca``, ``cert`` and
         ``key`` are PEM files of ``thalweg pki issue NAME --role graph-node --host HOST``, needed beyond this machine.
@@ -120,6 +127,7 @@ class Node:
             "wait": wait,
             "deadline": deadline,
             "mixing": mixing,
+            "exchange": exchange,
             "start": self._peer.checksum(),
             "layers": {} if compress is None else {"compress": {"format": compress}},
         }

@@ -385,7 +385,7 @@ def diloco(
     else:
         layers = {} if compress is None else {"compress": {"format": compress}}
         transport = _trust(listen, ca, cert, key)
-        options = {"transport": transport, "wait": wait, "deadline": deadline, "layers": layers}
+        options = {"transport": transport, "wait": wait, "deadline": deadline, "layers": layers, "exchange": "auto"}
         exchange = NeighbourMean(cut, name, listen, options)
         try:
             _connect(exchange, neighbours, enough, timeout)

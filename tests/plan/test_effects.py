@@ -41,6 +41,7 @@ VALUES: Final[dict[str, Any]] = {
     "job.wait": "deadline",
     "job.ahead": 2,
     "job.share": 0.5,
+    "job.exchange": "whole",
     "job.test_every": 5,
     "job.evaluate": "both",
     "job.choose": 2,

@@ -49,6 +49,18 @@ def test_an_algorithm_of_graphs_needs_one() -> None:
         ({"job.deadline": 1.0, "job.wait": "none"}, "job.wait is none", "job.wait = 'deadline'"),
         ({"job.wait": "first-chunk"}, "needs a deadline", "Give job.deadline"),
         ({"algorithm.name": "choco", "job.share": 0.5}, "differences of whole models", "Remove job.share"),
+        ({"job.exchange": "segments"}, "needs job.graph = full, and it is ring", "which is then auto"),
+        ({"job.graph": "full", "job.exchange": "segments", "job.wait": "none"}, "needs job.wait = all", "Change it"),
+        (
+            {"job.graph": "full", "job.exchange": "segments", "aggregation.weights": "symmetric"},
+            "needs aggregation.weights = metropolis or renormalise",
+            "Change it",
+        ),
+        (
+            {"job.graph": "full", "job.exchange": "segments", "layers.compress": {"format": "f16"}},
+            "needs compression = none",
+            "Change it",
+        ),
         ({"algorithm.name": "fedavg"}, "cannot have the algorithm fedavg", "which is then dpsgd"),
         (
             {"job.graph": "one-peer", "aggregation.weights": "symmetric"},
@@ -68,6 +80,12 @@ def test_what_cannot_be_together_is_refused(said: dict[str, Any], cause: str, hi
         ring(**said)
     assert cause in caught.value.cause
     assert hint in caught.value.hint
+
+
+def test_nodes_of_a_full_graph_exchange_by_segments_where_that_can_be() -> None:
+    assert (ring().exchange, ring(job__graph="full").exchange) == ("whole", "auto")
+    assert ring(job__graph="full", job__exchange="segments").exchange == "segments"
+    assert ring(job__graph="full", job__exchange="whole").exchange == "whole"
 
 
 def test_waiting_with_and_without_a_deadline() -> None:

@@ -371,14 +371,26 @@ impl Accumulator {
         self.is_part(part)?;
         for (index, piece) in parts_of(part) {
             let stripe = self.lock(index)?;
-            if stripe.weights.covered().any(|run| run.is_full()) {
-                return Err(FoldError::Contributions { offset: piece.start });
-            }
-            if let Some((tensor, at, mean)) = stripe.not_finite(self.level) {
-                let tensor = &self.layout.tensors()[tensor];
-                let element = (piece.start + at as u64 - tensor.offset) / tensor.dtype.size();
-                return Err(FoldError::Mean { tensor: tensor.name.clone(), element, mean });
-            }
+            self.check_means(&stripe, index, &in_stripe(piece))?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the means of the bytes `place` of a stripe are finite.
+    fn check_means(
+        &self,
+        stripe: &Stripe,
+        index: usize,
+        place: &std::ops::Range<usize>,
+    ) -> Result<(), FoldError> {
+        let start = index as u64 * STRIPE_BYTES;
+        if stripe.contributed(place).any(|run| run.is_full()) {
+            return Err(FoldError::Contributions { offset: start + place.start as u64 });
+        }
+        if let Some((tensor, at, mean)) = stripe.not_finite(self.level, place) {
+            let tensor = &self.layout.tensors()[tensor];
+            let element = (start + at as u64 - tensor.offset) / tensor.dtype.size();
+            return Err(FoldError::Mean { tensor: tensor.name.clone(), element, mean });
         }
         Ok(())
     }
@@ -428,13 +440,45 @@ impl Accumulator {
         let mut summary = Summary::new(&self.layout);
         for (index, piece) in parts_of(range) {
             let out = &mut part[(piece.start - offset) as usize..(piece.end - offset) as usize];
-            let mut stripe = self.lock(index)?;
+            let (mut stripe, place) = (self.lock(index)?, in_stripe(piece));
             if repair == Replacement::Complement {
-                stripe.complement(self.level, out, self.own_magnitude(piece.start, out));
+                stripe.complement(self.level, &place, out, self.own_magnitude(piece.start, out));
             }
-            stripe.finish(self.level, out, repair, &mut summary);
+            stripe.finish(self.level, place.start, out, repair, &mut summary);
         }
         Ok(summary)
+    }
+
+    /// Writes the means of any range into `part`, which has these bytes of the model and begins at byte
+    /// `offset` of the update. So a range can be finished as soon as all its contributions are here, while
+    /// others are still folded into the rest. Checks the means, and for [`Replacement::Complement`] the own
+    /// values too.
+    ///
+    /// # Errors
+    /// [`FoldError::Part`] if the range cuts an element; as [`Accumulator::check_part`] and
+    /// [`Accumulator::check_own`]. The bytes of `part` have no meaning then.
+    pub fn finish_range(&self, offset: u64, part: &mut [u8], repair: Replacement) -> Result<(), FoldError> {
+        let range = Range::new(offset, offset.saturating_add(part.len() as u64));
+        if self.whole(offset, part.len() as u64)? != range {
+            return Err(self.no_part(offset, part));
+        }
+        if repair == Replacement::Complement {
+            // The own model's weight is at most 1.
+            self.check(offset, part, 1.0)?;
+        }
+        let mut summary = Summary::new(&self.layout);
+        for (index, piece) in parts_of(range) {
+            let out = &mut part[(piece.start - offset) as usize..(piece.end - offset) as usize];
+            let (mut stripe, place) = (self.lock(index)?, in_stripe(piece));
+            if repair == Replacement::Complement {
+                let magnitude = self.own_magnitude(piece.start, out);
+                stripe.has_room_for_own(magnitude).map_err(|full| no_room(index, full))?;
+                stripe.complement(self.level, &place, out, magnitude);
+            }
+            self.check_means(&stripe, index, &place)?;
+            stripe.finish(self.level, place.start, out, repair, &mut summary);
+        }
+        Ok(())
     }
 
     fn is_part(&self, range: Range) -> Result<(), FoldError> {

@@ -172,20 +172,26 @@ impl Stripe {
         }
     }
 
-    /// Adds the own model wherever a contribution has arrived. Its weight there is what is missing to a
-    /// weight of 1. `own` has the stripe's bytes of the model.
-    pub(crate) fn complement(&mut self, level: Level, own: &[u8], magnitude: u64) {
-        let covered: Vec<Weighted> = self.weights.covered().collect();
+    /// Adds the own model to the bytes `place` of the stripe, wherever a contribution has arrived. Its weight
+    /// there is what is missing to a weight of 1. `own` has these bytes of the model.
+    pub(crate) fn complement(&mut self, level: Level, place: &Range<usize>, own: &[u8], magnitude: u64) {
+        let covered: Vec<Weighted> = self.contributed(place).collect();
         for part in covered {
             let weight = Weight::missing_to_one(&part);
-            self.fold(level, part.bytes.clone(), &own[part.bytes], weight, magnitude);
+            let own = &own[part.bytes.start - place.start..part.bytes.end - place.start];
+            self.fold(level, part.bytes.clone(), own, weight, magnitude);
         }
     }
 
-    /// The first element whose mean is not finite: the index of its tensor, its first byte in the stripe, and
-    /// the mean.
-    pub(crate) fn not_finite(&self, level: Level) -> Option<(usize, usize, f64)> {
-        self.weights.covered().find_map(|part| {
+    /// The weights of the bytes `place` of the stripe, as far as a contribution has arrived.
+    pub(crate) fn contributed(&self, place: &Range<usize>) -> impl Iterator<Item = Weighted> + '_ {
+        self.weights.within(place.clone()).filter(|part| !part.is_hole())
+    }
+
+    /// The first element of the bytes `place` whose mean is not finite: the index of its tensor, its first byte
+    /// in the stripe, and the mean.
+    pub(crate) fn not_finite(&self, level: Level, place: &Range<usize>) -> Option<(usize, usize, f64)> {
+        self.contributed(place).find_map(|part| {
             over(&self.segments, &part.bytes).find_map(|(segment, piece)| {
                 let elements = segment.element(piece.start)..segment.element(piece.end);
                 let cells = segment.place.cells(self.memory.bytes());
@@ -197,14 +203,22 @@ impl Stripe {
         })
     }
 
-    /// Writes the means to `out`, which are the stripe's bytes of the global model.
-    pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Replacement, summary: &mut Summary) {
-        for part in self.weights.within(0..out.len()) {
+    /// Writes the means of the stripe's bytes from `first` on to `out`, which are these bytes of the global
+    /// model.
+    pub(crate) fn finish(
+        &self,
+        level: Level,
+        first: usize,
+        out: &mut [u8],
+        repair: Replacement,
+        summary: &mut Summary,
+    ) {
+        for part in self.weights.within(first..first + out.len()) {
             let weight = part.weight();
             for (segment, piece) in over(&self.segments, &part.bytes) {
                 let element = segment.element(piece.start);
                 summary.record(segment.tensor, piece.len(), segment.dtype.size(), weight);
-                let out = &mut out[piece];
+                let out = &mut out[piece.start - first..piece.end - first];
                 match repair {
                     _ if !part.is_hole() => {
                         let cells = segment.place.cells(self.memory.bytes());

@@ -27,7 +27,7 @@ mod tree;
 pub use forward::{Batch, Fetched, ForwardConfig, ForwardEvent, Mux};
 pub use graph::{
     DialledNeighbour, Exchange, ExchangeState, Mixing, Neighbour, Node, NodeConfig, NodePlace, NodeStep,
-    Portion, Taken, Waiting, Weighing,
+    Portion, Taken, Waiting, Weighing, MEAN,
 };
 pub use kind::Kind;
 pub use session::{

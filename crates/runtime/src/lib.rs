@@ -29,7 +29,7 @@ mod tensors;
 pub use engine::{check_forwarded_proof, GoOn};
 pub use error::{Error, Kind};
 pub use forward::{ForwardOptions, Forwarder};
-pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};
+pub use graph::{ExchangeRule, MixingRule, Node, NodeOptions, Upcoming, WaitRule};
 pub use options::{
     ClientOptions, DataPlaneRule, Layers, MiddleRule, PartialRule, PrecisionRule, RouteRule, ServerOptions,
     SplitRule, StartRule, TimingRule, WorkerOptions,

@@ -342,3 +342,102 @@ fn a_model_that_is_not_finite_is_dropped_by_others_and_refused_at_home() {
         assert_eq!(report["chunks_used"], 1, "{report}");
     }
 }
+
+/// Starts nodes that are all each other's neighbours. No two elements of any model are equal.
+fn full(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(Node, Arena, Vec<String>)> {
+    let name = |i: usize| format!("n{i}");
+    let all: Vec<_> = (0..nodes).map(|i| node(layout, &name(i), address, options)).collect();
+    let urls: BTreeMap<String, String> = (0..nodes).map(|i| (name(i), all[i].0.address())).collect();
+    let full = all.into_iter().enumerate().map(|(i, (node, arena))| {
+        {
+            let mut bytes = arena.claim(arena.range()).unwrap();
+            let values = layout.tensors()[0].range();
+            let elements = bytes[values.start as usize..values.end as usize].chunks_exact_mut(4);
+            let value = |e: usize| ((e * 2_654_435 + i * 40_503) % 100_003) as f32 / 1000.0 - 50.0;
+            elements.enumerate().for_each(|(e, place)| place.copy_from_slice(&value(e).to_le_bytes()));
+        }
+        let known = urls.clone().into_iter().filter(|(other, _)| *other != name(i)).collect();
+        node.meet(&known, None).unwrap();
+        (node, arena, known.into_keys().collect())
+    });
+    let full: Vec<(Node, Arena, Vec<String>)> = full.collect();
+    for (node, _, neighbours) in &full {
+        assert_eq!(node.gather(neighbours.len(), Some(LIMIT), None).unwrap(), neighbours.len());
+    }
+    full
+}
+
+/// Nodes that average by segments get the bits that whole models give, and all the same ones.
+#[test]
+fn segments_give_the_bits_of_whole_models_over_every_transport() {
+    for address in ADDRESSES {
+        for mixing in ["complement", "renormalise"] {
+            let layout = layout(150_000);
+            let bits = |exchange: &str| {
+                let options = json!({ "precision": "exact", "mixing": mixing, "exchange": exchange });
+                let own = (mixing == "renormalise").then_some(0.25);
+                let done = run(full(&layout, 4, address, &options), 3, own);
+                for report in done.iter().flat_map(|(_, reports)| reports) {
+                    assert_eq!(report["by_segments"], exchange == "segments", "{address} {report}");
+                    assert_eq!(report["bytes_used"], report["bytes_expected"], "{address} {report}");
+                    assert_eq!(report["whole"].as_array().unwrap().len(), 3);
+                    assert!((report["own_weight"].as_f64().unwrap() - 0.25).abs() < 1e-9, "{report}");
+                }
+                let models = done.iter().map(|(arena, _)| floats(arena, &layout));
+                models.map(|model| model.iter().map(|v| v.to_bits()).collect()).collect::<Vec<Vec<u32>>>()
+            };
+            let (segments, whole) = (bits("segments"), bits("whole"));
+            assert!(segments.iter().all(|model| *model == whole[0]), "{address} {mixing}");
+        }
+    }
+}
+
+#[test]
+fn models_with_values_that_are_not_finite_become_nobodys_model_by_segments_either() {
+    let layout = layout(50_000);
+    let nodes = full(&layout, 3, ADDRESSES[1], &json!({ "exchange": "segments" }));
+    let broken = &nodes[1].1;
+    let place = layout.tensors()[0].range();
+    broken.claim(place).unwrap()[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let third = 1.0 / 3.0;
+    let threads: Vec<_> = nodes
+        .into_iter()
+        .map(|(node, arena, neighbours)| {
+            let weights: BTreeMap<String, f64> = neighbours.into_iter().map(|n| (n, third)).collect();
+            std::thread::spawn(move || {
+                node.begin(1, weights, None, None).unwrap();
+                let number = node.ready(1, None).unwrap();
+                let done = node.wait(number, Some(LIMIT), None);
+                node.close("done");
+                (done, arena)
+            })
+        })
+        .collect();
+    for (index, thread) in threads.into_iter().enumerate() {
+        let (done, arena) = thread.join().unwrap();
+        if index == 1 {
+            assert!(done.unwrap_err().to_string().contains("of the own model"));
+        } else {
+            let report: Value = serde_json::from_str(&done.unwrap().unwrap()).unwrap();
+            assert_eq!(report["by_segments"], false, "{report}");
+            assert!(floats(&arena, &layout).iter().all(|value| value.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn what_segments_cannot_go_with_is_refused() {
+    let layout = layout(100);
+    for (options, need) in [
+        (json!({ "wait": "none" }), "needs wait all"),
+        (json!({ "mixing": "symmetric" }), "needs mixing complement or renormalise"),
+    ] {
+        let mut options = options;
+        options["exchange"] = json!("segments");
+        let arena = Arena::new(layout.bytes()).unwrap();
+        let options = serde_json::from_value(options).unwrap();
+        let refused = Node::start(arena, layout.clone(), "n0", ADDRESSES[1], options);
+        let why = refused.map(drop).unwrap_err();
+        assert!(why.to_string().contains(need), "{why}");
+    }
+}

@@ -183,14 +183,20 @@ impl Outgoing {
     ///
     /// The parts of `wanted` beyond the end of `bytes` are left out.
     pub fn new(id: UpdateId, bytes: Bytes, wanted: &Ranges, chunk: u32, cancel: Cancel) -> Self {
-        let (chunk, total) = (u64::from(chunk.max(1)), bytes.len() as u64);
+        Self::part(id, bytes, 0, wanted, chunk, cancel)
+    }
+
+    /// Like [`Outgoing::new`], where `bytes` are the part of the update that begins at byte `start`. The parts
+    /// of `wanted` outside of it are left out.
+    pub fn part(id: UpdateId, bytes: Bytes, start: u64, wanted: &Ranges, chunk: u32, cancel: Cancel) -> Self {
+        let (chunk, total) = (u64::from(chunk.max(1)), start.saturating_add(bytes.len() as u64));
         let mut chunks = Vec::new();
         for range in wanted.iter() {
             let end = range.end.min(total);
-            let mut at = range.start;
+            let mut at = range.start.max(start);
             while at < end {
                 let next = (at / chunk + 1).saturating_mul(chunk).min(end);
-                chunks.push(ChunkRef::new(Range::new(at, next), at));
+                chunks.push(ChunkRef::new(Range::new(at, next), at - start));
                 at = next;
             }
         }
@@ -346,6 +352,16 @@ mod tests {
         let (header, payload) = update.frame(&update.chunks()[3]).unwrap();
         assert_eq!((header.chunk.offset, header.chunk.length), (96, 4));
         assert_eq!(header.verify(&payload), Ok(()));
+    }
+
+    #[test]
+    fn a_part_of_an_update_is_cut_as_the_whole_is() {
+        let wanted: Ranges = [Range::new(5, 30), Range::new(90, 200)].into_iter().collect();
+        let bytes = Bytes::from((20..100).collect::<Vec<u8>>());
+        let update = Outgoing::part(id(), bytes, 20, &wanted, 16, Cancel::default());
+        let frames: Vec<_> = update.chunks().iter().map(|c| update.frame(c).unwrap()).collect();
+        let cut: Vec<_> = frames.iter().map(|(header, payload)| (header.chunk.range(), payload[0])).collect();
+        assert_eq!(cut, [(20, 30), (90, 96), (96, 100)].map(|(a, b)| (Range::new(a, b), a as u8)));
     }
 
     #[test]

@@ -45,6 +45,25 @@ impl Tensor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LayoutHash(pub u64);
 
+impl LayoutHash {
+    /// The hash of this layout together with the names of a group, in this order: the first 8 bytes of the
+    /// SHA-256 of both. It marks bytes that only members of the same group can use.
+    #[must_use]
+    pub fn of_group<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut digest = Sha256::new_with_prefix(self.0.to_le_bytes());
+        for name in names {
+            digest.update((name.len() as u64).to_le_bytes());
+            digest.update(name);
+        }
+        Self(first_bytes(&digest.finalize()))
+    }
+}
+
+/// The first 8 bytes of a digest, as a number.
+fn first_bytes(digest: &[u8]) -> u64 {
+    digest.iter().take(8).rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
 impl std::fmt::Display for LayoutHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:016x}", self.0)
@@ -206,10 +225,7 @@ fn validate(tensors: &[Tensor]) -> Result<(), WireError> {
 
 fn hash_of(tensors: &[Tensor]) -> Result<LayoutHash, WireError> {
     let canonical = postcard::to_stdvec(tensors).map_err(|e| WireError::Layout(e.to_string()))?;
-    let digest = Sha256::digest(&canonical);
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest[..8]);
-    Ok(LayoutHash(u64::from_le_bytes(first)))
+    Ok(LayoutHash(first_bytes(&Sha256::digest(&canonical))))
 }
 
 impl TryFrom<Vec<Tensor>> for Layout {
@@ -267,6 +283,17 @@ mod tests {
         assert_ne!(renamed.hash(), reshaped.hash());
         assert_eq!(renamed.difference(&reshaped).unwrap().name, "z");
         assert_eq!(small().difference(&small()), None);
+    }
+
+    #[test]
+    fn the_hash_of_a_group_depends_on_layout_names_and_their_borders() {
+        let base = small().hash();
+        let group = |names: &[&str]| base.of_group(names.iter().copied());
+        assert_eq!(group(&["a", "bc"]), group(&["a", "bc"]));
+        for other in [group(&["ab", "c"]), group(&["a", "bc", ""]), group(&["bc", "a"]), base] {
+            assert_ne!(group(&["a", "bc"]), other);
+        }
+        assert_ne!(LayoutHash(base.0 ^ 1).of_group(["a"]), base.of_group(["a"]));
     }
 
     #[test]

@@ -262,6 +262,7 @@ class IterationReport:
     skipped: int
     wait: str
     timed_out: bool
+    by_segments: bool
     limit_seconds: float | None
     heard: Sequence[str]
     whole: Sequence[str]

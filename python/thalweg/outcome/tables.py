@@ -191,6 +191,7 @@ class IterationReport(TypedDict):
     skipped: int
     wait: str
     timed_out: bool
+    by_segments: bool
     limit_seconds: float | None
     heard: list[str]
     whole: list[str]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from thalweg import algorithms, models
+from thalweg import algorithms, graphs, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.graphs import mixing
@@ -66,7 +66,7 @@ _MAY_DIFFER: Final = (
 )
 # Keys that must be equal at all nodes of a job on a graph. Other keys may differ from machine to machine.
 _COMMON: Final[Any] = {
-    "job": {"rounds", "clients", "graph", "seed", "wait", "share"},
+    "job": {"rounds", "clients", "graph", "seed", "wait", "share", "exchange"},
     "model": True,
     "data": True,
     "training": True,
@@ -223,6 +223,12 @@ class Plan(Section):
     def wait(self) -> str:
         """What a node of a graph waits for before it mixes."""
         return self.job.wait or "all"
+
+    @property
+    def exchange(self) -> str:
+        """The core's word for how a graph's nodes exchange models. Only a full graph's may do it by segments."""
+        full = self.job.graph is not None and graphs.parse(self.job.graph).kind == "full"
+        return (self.job.exchange or "auto") if full else "whole"
 
     @property
     def weights(self) -> mixing.Rule:

@@ -213,6 +213,7 @@ LINES: Final[Mapping[str, Line]] = {
     "job.wait": _of_graphs("no node waits for its neighbours"),
     "job.ahead": _of_graphs("no node waits for its neighbours"),
     "job.share": _of_graphs("no node sends its model to neighbours"),
+    "job.exchange": _of_graphs("no node sends its model to neighbours"),
     "job.test_every": _of_graphs("the server evaluates after each round"),
     "job.evaluate": _served("each node evaluates its own model; job.test_every says when", _STRATEGY, _TRAINED),
     "job.choose": _served(_DRAWN, _STRATEGY),

@@ -27,6 +27,7 @@ def check(plan: Plan) -> None:
     _check_keys(plan)
     _check_waiting(plan)
     _check_graph(plan, plan.job.graph)
+    _check_exchange(plan, plan.job.graph)
     _check_hosts(plan)
 
 
@@ -168,6 +169,28 @@ def _check_graph(plan: Plan, text: str) -> None:
         raise PlanError(
             "symmetric weights use what went both ways, and on a one-peer graph models go one way",
             "Take metropolis or renormalise, or the graph exponential",
+        )
+
+
+def _check_exchange(plan: Plan, text: str) -> None:
+    """Refuse to exchange by segments where a node needs whole models. Raises PlanError."""
+    if plan.job.exchange != "segments":
+        return
+    compressed = plan.layers.compress is not None or plan.compression.scheme is not None
+    obstacle = None
+    if graphs.parse(text).kind != "full":
+        obstacle = "job.graph", text, "full"
+    elif plan.wait != "all":
+        obstacle = "job.wait", plan.wait, "all"
+    elif plan.weights not in ("metropolis", "renormalise"):
+        obstacle = "aggregation.weights", plan.weights, "metropolis or renormalise"
+    elif compressed:
+        obstacle = "compression", "on", "none, for it would round the mean differently at each node"
+    if obstacle is not None:
+        key, value, need = obstacle
+        raise PlanError(
+            f"job.exchange = segments needs {key} = {need}, and it is {value}",
+            "Change it, or remove job.exchange, which is then auto",
         )
 
 

@@ -98,6 +98,7 @@ class CoreOptions(TypedDict, total=False):
     ahead: int
     mixing: str
     share: str
+    exchange: str
     plan: str
     graph: str
     start: str | None
@@ -164,7 +165,7 @@ def node_options(
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
     options |= {"rounds": plan.job.rounds, "liveness": plan.job.liveness, "precision": plan.precision}
     options |= {"wait": plan.wait, "deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan)}
-    options |= {"share": plan.job.share, **digests}
+    options |= {"share": plan.job.share, "exchange": plan.exchange, **digests}
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 

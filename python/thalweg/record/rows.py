@@ -156,6 +156,7 @@ class Iteration:
         "uint32", "iterations that it skipped before this one, because most of its neighbours were ahead"
     )
     timed_out: bool | None = column("bool", "whether a deadline ended its waiting")
+    by_segments: bool | None = column("bool", "whether the nodes averaged their models by segments")
     limit_seconds: float | None = column("float64", "how long it would have waited at most; null without a deadline")
     neighbours: int | None = column("uint32", "number of neighbours whose models it expected")
     heard: int | None = column("uint32", "neighbours of whose model at least a part arrived")

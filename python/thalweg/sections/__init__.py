@@ -153,6 +153,13 @@ class JobSection(Section):
         description="share of its model that a node of a graph sends in an iteration, each time the next part; without "
         "it all",
     )
+    exchange: Literal["auto", "whole", "segments"] | None = Field(
+        None,
+        description="how nodes of the graph full exchange models. segments: each averages a part of all models and "
+        "sends its mean to the others, so that a node of n sends 2 (n - 1) / n models and not n - 1; whole: each sends "
+        "its model to all; auto: segments where that saves 256 KiB or more and job.wait is all, the weights are "
+        "metropolis or renormalise, and nothing is compressed; without it auto",
+    )
     test_every: int | None = Field(
         None,
         ge=0,

@@ -68,6 +68,9 @@ impl Node {
     /// them.
     pub(super) fn announce(&mut self, announced: Announced) -> Vec<u32> {
         let before = std::mem::replace(&mut self.announced, announced);
+        if before.of(self.announced.first) != self.announced.of(self.announced.first) {
+            self.retry_segments();
+        }
         if self.waits_for_all() {
             return Vec::new(); // the senders got a receipt for the whole model, and may have departed on
         }

@@ -4,7 +4,8 @@ use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
 use super::node::Node;
-use super::peer::{Place, Way};
+use super::peer::{Arrival, Place, Way};
+use super::segments::MEAN;
 use super::terms::{Neighbour, Taken};
 use super::weighing::Weighing;
 use crate::session::{Action, ClientAction};
@@ -49,7 +50,31 @@ impl Node {
             self.early += 1;
         }
         let weight = weight.filter(|_| round <= top)?;
+        if self.by_segments(round) {
+            let ours = self.own_segment(round).covers(chunk.range());
+            self.fall_back_if(now, round, !ours);
+        }
         Some((index, round, weight))
+    }
+
+    /// The index of the sender of a chunk of a mean, if it is a neighbour of this job.
+    fn mean_from(&self, who: Neighbour, chunk: &ChunkHeader) -> Option<usize> {
+        let index = self.resolve(who).filter(|_| chunk.round & MEAN != 0)?;
+        let number = match self.peers[index].way {
+            Way::Accepted(number) => number,
+            Way::Dialled(_) => 0,
+        };
+        (chunk.job == self.config.job && chunk.sender == number).then_some(index)
+    }
+
+    /// A neighbour's model of this iteration, while it is received. Creates the entry if there is none.
+    pub(super) fn arrival(&mut self, index: usize, round: u32) -> &mut Arrival {
+        let known = self.peers[index].arrivals.contains_key(&round);
+        let part = if known { None } else { self.expected_of(round) };
+        let bytes = self.bytes();
+        let peer = &mut self.peers[index];
+        let ordered = peer.ordered;
+        peer.arrivals.entry(round).or_insert_with(|| Arrival::new(bytes, part, ordered))
     }
 
     /// Notes that a neighbour has sent a chunk or an End of an iteration. The neighbour then sends no more of
@@ -85,9 +110,11 @@ impl Node {
 
     /// Decides where the driver puts a chunk whose header has arrived.
     pub fn place(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Place {
+        if let Some(index) = self.mean_from(who, chunk) {
+            return self.place_mean(now, index, chunk);
+        }
         let Some((index, round, weight)) = self.wanted(now, who, chunk) else { return Place::Nothing };
-        let size = self.size();
-        let arrival = self.peers[index].arrival(round, size);
+        let arrival = self.arrival(index, round);
         match arrival.incoming.fit(now, chunk.range()) {
             Fit::New | Fit::Part if self.config.weighing == Weighing::Arrival => {
                 Place::Fold { round, weight }
@@ -112,16 +139,18 @@ impl Node {
     /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new bytes, which the driver
     /// adds to the sums. The driver then calls [`Node::folded`].
     pub fn stored(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader, ok: bool) -> Option<Taken> {
+        if let Some(index) = self.mean_from(who, chunk) {
+            return self.mean_stored(now, index, chunk, ok);
+        }
         let (index, round, weight) = self.wanted(now, who, chunk)?;
-        let size = self.size();
-        let arrival = self.peers[index].arrival(round, size);
+        let arrival = self.arrival(index, round);
         if !ok {
             arrival.incoming.reassembly_mut().corrupt();
             return None;
         }
         let fresh = arrival.incoming.reassembly_mut().fold(now, chunk.range());
         arrival.chunks += u64::from(!fresh.is_empty());
-        (!fresh.is_empty()).then_some(Taken { peer: index, round, weight, fresh })
+        (!fresh.is_empty()).then_some(Taken { peer: index, round, weight, mean: false, fresh })
     }
 
     /// Reports that the ranges that [`Node::stored`] returned were added to the sums (`ok`), or could not be
@@ -131,6 +160,11 @@ impl Node {
         let arrival = self.peers.get_mut(index).and_then(|peer| peer.arrivals.get_mut(&round));
         let Some(arrival) = arrival else { return };
         arrival.incoming.reassembly_mut().settle(parts, ok);
+        if ok && self.is_averaging(round) {
+            parts.iter().for_each(|part| self.contributed(round, *part));
+        }
+        self.fall_back_if(now, round, !ok); // there is no mean of such values
+        let Some(arrival) = self.peers[index].arrivals.get_mut(&round) else { return };
         if arrival.over {
             return;
         }
@@ -160,9 +194,7 @@ impl Node {
         if round > self.top() || self.weight(index, round).is_none() {
             return; // `look_again` handles this End when the iteration begins
         }
-        let size = self.size();
-        let arrival = self.peers[index].arrival(round, size);
-        if !arrival.over {
+        if !self.arrival(index, round).over {
             self.ends(now, index, round);
         }
     }
@@ -170,13 +202,13 @@ impl Node {
     /// Looks at a neighbour's models of all iterations that are accepted now. Ends those whose End arrived
     /// before they were accepted, and those of iterations that the neighbour has left.
     pub(super) fn look_again(&mut self, now: Time, index: usize) {
-        let (low, top, size) = (self.low(), self.top(), self.size());
+        let (low, top) = (self.low(), self.top());
         let (newest, ended) = (self.peers[index].newest, self.peers[index].ended);
         for round in low..=top.min(newest.max(ended)) {
             if self.weight(index, round).is_none() || self.peers[index].is_over(round) {
                 continue;
             }
-            let arrival = self.peers[index].arrival(round, size);
+            let arrival = self.arrival(index, round);
             let left_behind = newest > round;
             let known = arrival.incoming.settle().is_some();
             if (left_behind || ended >= round) && !known {
@@ -187,7 +219,7 @@ impl Node {
 
     /// Notes that a neighbour sends no more of its model of an iteration, unless it is asked. Without order
     /// on the link, chunks may still arrive.
-    fn ends(&mut self, now: Time, index: usize, round: u32) {
+    pub(super) fn ends(&mut self, now: Time, index: usize, round: u32) {
         let Some(arrival) = self.peers[index].arrivals.get_mut(&round) else { return };
         if arrival.incoming.ended(now) {
             self.conclude(now, index, round);
@@ -211,7 +243,10 @@ impl Node {
     }
 
     /// Stops waiting for a neighbour's model of an iteration.
-    fn over(&mut self, now: Time, index: usize, round: u32) {
+    pub(super) fn over(&mut self, now: Time, index: usize, round: u32) {
+        let arrival = self.peers[index].arrivals.get(&round);
+        let torn = arrival.is_some_and(|arrival| !arrival.incoming.reassembly().is_whole());
+        self.fall_back_if(now, round, torn);
         // A model that is complete before the node's own update is ready has a lag of 0. In the first
         // iteration such a lag does not predict later ones.
         let early = self.completed.then_some(Time::ZERO);
@@ -224,7 +259,10 @@ impl Node {
         if let Some(lag) = lag {
             peer.lag.note(round, lag);
         }
-        self.acknowledge(now, index, round);
+        // By segments, the node may yet need the rest of the model, until it has all means.
+        if !self.by_segments(round) {
+            self.acknowledge(now, index, round);
+        }
         self.advance(now);
     }
 
@@ -242,19 +280,28 @@ impl Node {
     }
 
     /// A neighbour asks for ranges of this node's model.
-    pub(super) fn granted(&mut self, index: usize, round: u32, wanted: &Ranges) {
+    pub(super) fn granted(&mut self, now: Time, index: usize, round: u32, wanted: &Ranges) {
         let peer = &mut self.peers[index];
         if peer.sending == round {
             peer.out.grant(wanted);
             self.send_next(index);
         }
+        if self.by_segments(round) {
+            let segment = self.segment(round, index);
+            let more = wanted.iter().any(|range| !segment.covers(range));
+            self.fall_back_if(now, round, more);
+        }
     }
 
-    fn send_next(&mut self, index: usize) {
+    /// Sends a neighbour what it is to get next: ranges of this node's model, else of the mean.
+    pub(super) fn send_next(&mut self, index: usize) {
         let link = self.link_of(index);
         let peer = &mut self.peers[index];
+        if peer.out.is_sending() || peer.passing.is_sending() {
+            return;
+        }
         let parcel = peer.sending;
-        let Some(wanted) = peer.out.next() else { return };
+        let Some(wanted) = peer.out.next() else { return self.pass_next(index) };
         match link {
             Some(link) => self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted }),
             None => self.dial_act(index, ClientAction::SendParcel { parcel, wanted }),
@@ -263,12 +310,15 @@ impl Node {
 
     /// Sending this node's model, or ranges of it, to a neighbour has ended. `Err` says why it failed.
     pub(super) fn was_sent(&mut self, now: Time, index: usize, round: u32, outcome: Result<Span, String>) {
+        // If sending was cut short, the receiver asks for the rest if it needs it.
+        let span = outcome.unwrap_or(Span { start: now, end: now });
+        if self.mean_was_sent(index, round, span) {
+            return;
+        }
         let peer = &mut self.peers[index];
         if peer.sending != round || !peer.out.is_sending() {
             return; // belongs to a link or an iteration that is over
         }
-        // If sending was cut short, the receiver asks for the rest if it needs it.
-        let span = outcome.unwrap_or(Span { start: now, end: now });
         peer.out.sent(round, span).for_each(|end| self.tell(index, end));
         self.send_next(index);
         self.advance(now);

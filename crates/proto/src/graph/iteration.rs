@@ -92,6 +92,7 @@ impl Node {
             peer.had.retain(|&of, _| of >= round);
         }
         self.roster.want(NodeStep::Forget { below: round });
+        self.begin_segments(now, round);
         for index in self.weights.keys().copied().collect::<Vec<_>>() {
             self.look_again(now, index);
         }
@@ -114,7 +115,8 @@ impl Node {
 
     /// Whether no connected neighbour is being sent this node's last model any more.
     pub fn is_out(&self) -> bool {
-        self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
+        let sends = |peer: &Peer| peer.out.is_sending() || peer.passing.is_sending();
+        !self.peers.iter().filter(|peer| peer.met).any(sends)
     }
 
     /// Whether no neighbour needs this node's last model any more.
@@ -128,7 +130,8 @@ impl Node {
         // It is not enough that the model was sent. A neighbour that had not begun this iteration yet dropped
         // the chunks, and asks for them again.
         let has = |peer: &&Peer| {
-            peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
+            let idle = !peer.out.is_sending() && !peer.out.is_granted() && !peer.passing.is_busy();
+            peer.acknowledged >= peer.sending && idle
         };
         let met = self.peers.iter().filter(|peer| peer.met && self.waits_for_all());
         met.filter(|peer| !has(peer)).count()
@@ -148,6 +151,7 @@ impl Node {
             self.fresh |= !self.completed;
             self.go_to(now, number);
         }
+        self.open_segments(now, number);
         self.stage = Stage::Waiting;
         self.pace.ready(now, number, now.saturating_sub(self.begun));
         self.limit = match self.config.waiting {
@@ -168,6 +172,7 @@ impl Node {
         } else {
             self.send_to_all(number);
         }
+        self.look_at_pieces(number);
         self.advance(now);
         Ok(number)
     }
@@ -214,14 +219,12 @@ impl Node {
     }
 
     fn send_to_all(&mut self, number: u32) {
+        if self.is_averaging(number) {
+            return self.send_segments(number);
+        }
         let wanted = self.size().wanted(number);
         let mut links = Vec::new();
-        let mut indices = self.targets();
-        // Each node begins with the neighbour that follows it in the order of names. If all nodes used the
-        // same order, many would send to one node at the same time (incast).
-        let first = indices.partition_point(|&index| self.peers[index].name < self.config.name);
-        indices.rotate_left(first);
-        for index in indices {
+        for index in self.targets_in_turn() {
             let link = self.link_of(index);
             let peer = &mut self.peers[index];
             if !peer.met {
@@ -238,6 +241,31 @@ impl Node {
         if !links.is_empty() {
             self.roster.act(Action::SendParcel { links, parcel: number, wanted });
         }
+    }
+
+    /// Sends each neighbour the segment of this node's model that the neighbour owns.
+    fn send_segments(&mut self, number: u32) {
+        for index in self.targets_in_turn() {
+            let (wanted, link) = (self.segment(number, index), self.link_of(index));
+            let peer = &mut self.peers[index];
+            (peer.out, peer.sending) = (Outgoing::pushed(), number);
+            match link {
+                Some(link) => {
+                    self.roster.act(Action::SendParcel { links: vec![link], parcel: number, wanted });
+                }
+                None => self.dial_act(index, ClientAction::SendParcel { parcel: number, wanted }),
+            }
+        }
+    }
+
+    /// Indices in `peers` of the neighbours that the node sends to, in sending order. Each node begins with the
+    /// neighbour that follows it in the order of names. If all nodes used the same order, many would send to
+    /// one node at the same time (incast).
+    pub(super) fn targets_in_turn(&self) -> Vec<usize> {
+        let mut indices = self.targets();
+        let first = indices.partition_point(|&index| self.peers[index].name < self.config.name);
+        indices.rotate_left(first);
+        indices
     }
 
     /// Indices in `peers` of the neighbours that the node waits for in this iteration.
@@ -260,6 +288,7 @@ impl Node {
             Waiting::FirstChunk(_) => self
                 .awaited()
                 .all(|index| self.peers[index].has_sent(round) || self.peers[index].is_over(round)),
+            Waiting::All if self.is_averaging(round) => self.has_all_means(),
             Waiting::All | Waiting::Deadline(_) => {
                 self.awaited().all(|index| self.peers[index].is_over(round))
             }
@@ -281,6 +310,9 @@ impl Node {
             return Vec::new();
         }
         let (round, wanted) = (self.round, self.size().wanted(self.round));
+        if std::mem::take(&mut self.by_segments) {
+            return self.mixed_by_segments();
+        }
         let expected = wanted.bytes();
         let used = |(&index, &weight): (&usize, &f64)| (index, self.final_weight(weight), self.used(index));
         let used: Vec<(usize, f64, Ranges)> = self.weights.iter().map(used).collect();

@@ -9,6 +9,7 @@ use super::terms::{Neighbour, NodeStep};
 use crate::session::{
     ClientAction, ClientConfig, ClientMachine, Dial, Dropped, LinkId, Roster, ServerMachine,
 };
+use crate::transfer::Incoming;
 use crate::{Span, Time};
 
 /// A node goes on dialling a neighbour for as long as the node lives.
@@ -99,8 +100,10 @@ impl Node {
         peer.from = round.saturating_add(1);
         (peer.sending, peer.acknowledged, peer.last_have) = (0, 0, 0);
         peer.out.forget();
+        (peer.mean, peer.passing) = (None, super::segments::Passing::default());
         let name = peer.name.clone();
         self.tell(index, Control::Closed { parcel: round });
+        self.retry_segments();
         self.roster.want(NodeStep::Met { peer: name });
     }
 
@@ -113,6 +116,7 @@ impl Node {
             return;
         }
         peer.out.forget();
+        (peer.mean, peer.passing) = (None, super::segments::Passing::default());
         peer.sending = 0;
         peer.apart = top;
         peer.had.retain(|&round, _| agreed == Some(round));
@@ -121,6 +125,7 @@ impl Node {
         }
         let (peer, reason) = (peer.name.clone(), reason.to_owned());
         self.roster.want(NodeStep::Left { peer, reason });
+        self.fall_back_if(now, self.round, self.weights.contains_key(&index));
         self.swap();
         self.advance(now);
     }
@@ -170,11 +175,14 @@ impl Node {
 
     /// Handles a neighbour's message about models.
     pub(super) fn neighbour_says(&mut self, now: Time, index: usize, message: Control) {
+        if self.says_of_mean(now, index, &message) {
+            return;
+        }
         if let Some(reason) = self.contradiction(index, &message) {
             return self.expel(now, index, &reason);
         }
         match message {
-            Control::Grant { parcel, wanted } => self.granted(index, parcel, &wanted),
+            Control::Grant { parcel, wanted } => self.granted(now, index, parcel, &wanted),
             Control::End { parcel, .. } => self.ended(now, index, parcel),
             Control::Received { parcel, .. } => {
                 let peer = &mut self.peers[index];
@@ -185,6 +193,8 @@ impl Node {
                 let peer = &mut self.peers[index];
                 peer.knows_us = true; // A node sends Closed first when it has met this node
                 peer.from = peer.from.max(parcel.saturating_add(1));
+                let leaves_out = peer.from > self.round && self.is_averaging(self.round);
+                self.fall_back_if(now, self.round, leaves_out);
                 self.advance(now);
             }
             _ => {}
@@ -269,6 +279,10 @@ impl ServerMachine for Node {
                 arrivals.filter(|(_, a)| !a.over && a.incoming.settle().is_some_and(|at| now >= at));
             for round in settled.map(|(&round, _)| round).collect::<Vec<_>>() {
                 self.conclude(now, index, round);
+            }
+            let mean = self.peers[index].mean.as_ref();
+            if mean.and_then(Incoming::settle).is_some_and(|at| now >= at) {
+                self.conclude_mean(now, index);
             }
         }
         self.stop_swapping(now);

@@ -8,6 +8,9 @@
 //! behind. A node that is told the weights of its first iteration in advance also keeps chunks before it
 //! begins that iteration.
 //!
+//! On a full graph with equal weights, nodes do not exchange whole models, but average them by segments
+//! (`segments`).
+//!
 //! ```text
 //! begin --> training --ready--> waiting --Mix--> mixing --mixed--> idle
 //! ```
@@ -19,6 +22,7 @@ mod iteration;
 mod meeting;
 mod node;
 mod peer;
+mod segments;
 mod sharing;
 mod terms;
 mod timing;
@@ -27,5 +31,6 @@ mod weighing;
 pub use dialling::DialledNeighbour;
 pub use node::Node;
 pub use peer::{Exchange, Outcome as ExchangeState, Place as NodePlace};
+pub use segments::MEAN;
 pub use terms::{Mixing, Neighbour, NodeConfig, NodeStep, Taken, Waiting};
 pub use weighing::{Portion, Weighing};

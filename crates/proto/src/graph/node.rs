@@ -7,6 +7,7 @@ use thalweg_wire::control::Purpose;
 
 use super::announced::Announced;
 use super::peer::Peer;
+use super::segments::Segments;
 use super::sharing::Size;
 use super::terms::{NodeConfig, NodeStep, Waiting};
 use super::timing::Pace;
@@ -63,6 +64,8 @@ pub struct Node {
     pub(super) timed_out: bool,
     /// The node joined late and skipped iterations, so its model is old and it does not send it.
     pub(super) fresh: bool,
+    /// The iteration that is being mixed was averaged by segments.
+    pub(super) by_segments: bool,
     /// The node has completed at least one iteration.
     pub(super) completed: bool,
     /// Chunks that came too early to be kept, since the last report.
@@ -71,6 +74,7 @@ pub struct Node {
     pub(super) bad: u64,
     /// Name and reason of the refused peer that was reported last.
     pub(super) reported_refusal: Option<(String, String)>,
+    pub(super) segments: Segments,
     /// A timer was set since the last [`Node::take_timer_set`], so the driver may wait for a time that is too
     /// late.
     pub(super) timer_set: bool,
@@ -103,10 +107,12 @@ impl Node {
             deadline: None,
             timed_out: false,
             fresh: false,
+            by_segments: false,
             completed: false,
             early: 0,
             bad: 0,
             reported_refusal: None,
+            segments: Segments::default(),
             timer_set: false,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use thalweg_wire::Ranges;
 
-use super::sharing::Size;
+use super::segments::Passing;
 use crate::session::Dial;
 use crate::transfer::{Incoming, Outgoing};
 use crate::Time;
@@ -29,6 +29,11 @@ pub enum Place {
         round: u32,
         /// The neighbour's index.
         peer: usize,
+    },
+    /// To the means of this iteration.
+    Mean {
+        /// The iteration's number.
+        round: u32,
     },
 }
 
@@ -88,9 +93,10 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    pub fn new(size: Size, round: u32, ordered: bool) -> Self {
-        let mut incoming = Incoming::new(size.bytes);
-        if let Some(part) = size.part(round) {
+    /// A model of `bytes` bytes, of which its sender sends `part`; `None`: all.
+    pub fn new(bytes: u64, part: Option<Ranges>, ordered: bool) -> Self {
+        let mut incoming = Incoming::new(bytes);
+        if let Some(part) = part {
             incoming.reassembly_mut().expect(part);
         }
         incoming.begin(ordered);
@@ -142,6 +148,10 @@ pub(super) struct Peer {
     pub out: Outgoing,
     /// The iteration of the model in `out`.
     pub sending: u32,
+    /// The mean of the neighbour's segment, while it is received.
+    pub mean: Option<Incoming>,
+    /// The mean of this node's segment, while it is sent to the neighbour.
+    pub passing: Passing,
     /// The latest iteration for which the neighbour needs no more of this node's model: it has sent a
     /// Received.
     pub acknowledged: u32,
@@ -171,6 +181,8 @@ impl Peer {
             apart: 0,
             out: Outgoing::default(),
             sending: 0,
+            mean: None,
+            passing: Passing::default(),
             acknowledged: 0,
             lag: super::timing::Lag::default(),
             course: super::timing::Course::default(),
@@ -188,14 +200,9 @@ impl Peer {
         self.arrivals.get(&round).is_some_and(|arrival| arrival.incoming.reassembly().bytes() > 0)
     }
 
-    /// The neighbour's model of this iteration, while it is received. Creates the entry if there is none.
-    pub fn arrival(&mut self, round: u32, size: Size) -> &mut Arrival {
-        let ordered = self.ordered;
-        self.arrivals.entry(round).or_insert_with(|| Arrival::new(size, round, ordered))
-    }
-
     /// When the node stops waiting for chunks that may arrive after their End.
     pub fn settles_at(&self) -> Option<Time> {
-        self.arrivals.values().filter(|arrival| !arrival.over).filter_map(|a| a.incoming.settle()).min()
+        let models = self.arrivals.values().filter(|arrival| !arrival.over).map(|arrival| &arrival.incoming);
+        models.chain(&self.mean).filter_map(Incoming::settle).min()
     }
 }

@@ -47,6 +47,9 @@ pub struct NodeConfig {
     /// The fraction of its model that a node sends in an iteration, more than 0; consecutive iterations send
     /// consecutive parts. 1 is the whole model. All nodes must have the same fraction.
     pub share: f64,
+    /// Average by segments where graph, weights and the other settings allow it, and where a node then sends
+    /// at least this many bytes less in an iteration. `None`: exchange whole models always.
+    pub segments: Option<u64>,
     /// The number of the last iteration, the same at all nodes; `None` if it is unknown.
     pub rounds: Option<u32>,
     /// Digests that must be equal at all nodes.
@@ -64,6 +67,9 @@ pub struct Mixing {
     pub fresh: bool,
     /// A deadline ended the waiting.
     pub timed_out: bool,
+    /// The iteration was averaged by segments: the mean of all models is there, and is to become the node's
+    /// own model.
+    pub by_segments: bool,
     /// The longest time that the node was to wait; `None`: no limit.
     pub limit: Option<Time>,
 }
@@ -120,6 +126,9 @@ pub struct Taken {
     pub round: u32,
     /// The weight by which the bytes are multiplied.
     pub weight: f64,
+    /// The bytes are a mean already, and are not added to any sums. The driver keeps them, and calls
+    /// [`Node::mean_kept`](super::Node::mean_kept) and not `folded`.
+    pub mean: bool,
     /// The ranges to add.
     pub fresh: Vec<Range>,
 }

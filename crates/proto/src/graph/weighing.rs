@@ -46,6 +46,10 @@ impl Node {
     /// of its model arrived.
     pub(super) fn close_iteration(&mut self, now: Time, timed_out: bool) {
         self.timed_out = timed_out;
+        self.by_segments = self.is_averaging(self.round);
+        if self.by_segments {
+            self.close_segments(now, self.round);
+        }
         if self.config.weighing != Weighing::Mutual || self.fresh {
             return self.mix();
         }
@@ -107,7 +111,8 @@ impl Node {
     fn mix(&mut self) {
         (self.stage, self.deadline) = (Stage::Mixing, None);
         let (round, fresh, timed_out, limit) = (self.round, self.fresh, self.timed_out, self.limit);
-        self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out, limit }));
+        let by_segments = self.by_segments;
+        self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out, by_segments, limit }));
     }
 
     /// A neighbour's Have has arrived: `got` are the ranges of this node's model that it has.

@@ -141,6 +141,11 @@ impl Incoming {
         self.settle
     }
 
+    /// Whether the End of the first grant on this link is still to come.
+    pub(crate) fn is_first(&self) -> bool {
+        self.first
+    }
+
     /// Stops waiting for this parcel.
     pub(crate) fn stop(&mut self) {
         self.settle = None;

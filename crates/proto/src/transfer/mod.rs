@@ -13,7 +13,7 @@ mod record;
 pub use self::chunk_receiver::ChunkReceiver;
 pub use self::incoming::Incoming;
 pub(crate) use self::incoming::{Rule, Step};
-pub(crate) use self::outgoing::Outgoing;
+pub(crate) use self::outgoing::{interval, Outgoing};
 pub use self::reassembly::{Fit, Reassembly};
 pub(crate) use self::record::{both, Carried};
 pub use self::record::{Direction, Span, TransferReport};

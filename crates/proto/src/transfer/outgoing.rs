@@ -41,7 +41,7 @@ impl Outgoing {
     /// Notes that the ranges of this parcel were sent in this time. Returns the Ends to send: one for each
     /// grant that the ranges answered.
     pub fn sent(&mut self, parcel: u32, span: Span) -> impl Iterator<Item = Control> {
-        let sent = Interval { start: micros(span.start), end: micros(span.end) };
+        let sent = interval(span);
         (0..std::mem::take(&mut self.sending)).map(move |_| Control::End { parcel, sent })
     }
 
@@ -59,6 +59,11 @@ impl Outgoing {
     pub fn forget(&mut self) {
         *self = Self::default();
     }
+}
+
+/// A span as messages carry it.
+pub(crate) fn interval(span: Span) -> Interval {
+    Interval { start: micros(span.start), end: micros(span.end) }
 }
 
 #[cfg(test)]

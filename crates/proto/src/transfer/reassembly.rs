@@ -53,6 +53,17 @@ impl Reassembly {
         self.part = Some(part);
     }
 
+    /// The ranges that the sender sends; `None` if it sends all.
+    pub fn part(&self) -> Option<&Ranges> {
+        self.part.as_ref()
+    }
+
+    /// Sets the ranges that the sender sends, as [`Reassembly::expect`]; `None`: all. More than before may be
+    /// missing then.
+    pub fn expect_all(&mut self, part: Option<Ranges>) {
+        self.part = part;
+    }
+
     /// Bytes that the sender sends.
     pub fn expected(&self) -> u64 {
         self.part.as_ref().map_or(self.total, Ranges::bytes)

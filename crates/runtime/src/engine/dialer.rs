@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
 use thalweg_proto::{ClientAction, ClientMachine, Failure, Span, Time};
-use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport, UpdateId};
+use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport};
 use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::text::check_name;
 use thalweg_wire::{limits, Ranges, Tolerance};
@@ -38,8 +38,8 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     fn joined(dialer: &Arc<Dialer<Self>>);
     /// Called when the job is over.
     fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, Failure>);
-    /// The bytes of a parcel that is to be sent.
-    fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
+    /// The bytes of a parcel of which the `wanted` ranges are to be sent.
+    fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32, wanted: &Ranges) -> Result<Lent, String>;
     /// Whether a parcel may overtake the control messages that were sent before it ([`Outgoing::detached`]).
     fn is_detached(_machine: &Machine<'_, Self>) -> bool {
         false
@@ -346,11 +346,10 @@ impl<P: DialerPolicy> Dialer<P> {
             Some((known.job, known.sender, known.chunk, P::is_detached(machine)))
         });
         let (job, sender, chunk, detached) = known.ok_or("not joined")?;
-        let lent = P::lend(self, parcel)?;
+        let lent = P::lend(self, parcel, wanted)?;
         let cancel = Cancel::default();
         *lock(&self.cancel) = (parcel, cancel.clone());
-        let id = UpdateId { job, round: parcel, sender, layout: lent.layout.hash() };
-        let update = Outgoing::new(id, lent.bytes, wanted, chunk, cancel).of(lent.layout);
+        let update = lent.outgoing((job, parcel, sender), wanted, chunk, cancel);
         Ok((outbox, if detached { update.detached() } else { update }))
     }
 

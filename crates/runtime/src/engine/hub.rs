@@ -16,7 +16,7 @@ use thalweg_transport::{
     SendReport, Sink, Transport, UpdateId,
 };
 use thalweg_wire::control::Control;
-use thalweg_wire::{Layout, Ranges, Tolerance};
+use thalweg_wire::{Layout, LayoutHash, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use super::admission::{ForwardedProofs, Gate, Keys, Peers, REVOKED};
@@ -40,10 +40,36 @@ const GROUP_TIMEOUT: Duration = Duration::from_millis(20);
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(1200);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The lent bytes of a parcel, and their layout.
+/// The lent bytes of a parcel, or of a part of it, and their layout.
 pub(crate) struct Lent {
     pub bytes: Bytes,
+    /// The parcel's byte at which `bytes` begin.
+    pub start: u64,
     pub layout: Arc<Layout>,
+    /// What the chunks name as their layout.
+    pub hash: LayoutHash,
+    /// Maximum number of payload bytes in a chunk, if that is less than in other parcels.
+    pub chunk: Option<u32>,
+}
+
+impl Lent {
+    /// All bytes of a parcel.
+    pub fn whole(bytes: Bytes, layout: Arc<Layout>) -> Self {
+        Self { bytes, start: 0, hash: layout.hash(), layout, chunk: None }
+    }
+
+    /// Cuts the `wanted` ranges into chunks of `chunk` bytes.
+    pub fn outgoing(
+        self,
+        (job, parcel, sender): (u64, u32, u32),
+        wanted: &Ranges,
+        chunk: u32,
+        cancel: Cancel,
+    ) -> Outgoing {
+        let id = UpdateId { job, round: parcel, sender, layout: self.hash };
+        let chunk = self.chunk.map_or(chunk, |most| most.min(chunk));
+        Outgoing::part(id, self.bytes, self.start, wanted, chunk, cancel).of(self.layout)
+    }
 }
 
 /// The part of a listening driver that depends on its machine: actions, parcels and sinks.
@@ -52,8 +78,8 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
 
     /// Performs an action that only this machine has.
     fn perform(hub: &Arc<Hub<Self>>, wanted: Wanted<Self>);
-    /// The bytes of a parcel that is to be sent.
-    fn lend(&self, parcel: u32) -> Result<Lent, String>;
+    /// The bytes of a parcel of which the `wanted` ranges are to be sent.
+    fn lend(&self, parcel: u32, wanted: &Ranges) -> Result<Lent, String>;
     /// Whether a parcel for these links may overtake the control messages that were sent before it
     /// ([`Outgoing::detached`]).
     fn is_detached(&self, _links: &[LinkId]) -> bool {
@@ -471,13 +497,12 @@ impl<P: HubPolicy> Hub<P> {
     fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, wanted: &Ranges) {
         let members: Vec<(LinkId, Outbox)> =
             ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
-        let lent = match self.policy.lend(parcel) {
+        let lent = match self.policy.lend(parcel, wanted) {
             Ok(lent) => lent,
             Err(reason) => return self.report_unsent(&ids, parcel, &reason),
         };
-        let id = UpdateId { job: self.job, round: parcel, sender: 0, layout: lent.layout.hash() };
         let cancel = Cancel::default();
-        let mut update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone()).of(lent.layout);
+        let mut update = lent.outgoing((self.job, parcel, 0), wanted, self.chunk, cancel.clone());
         if self.policy.is_detached(&ids) {
             update = update.detached();
         }

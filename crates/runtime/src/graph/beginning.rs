@@ -6,6 +6,7 @@ use std::sync::{PoisonError, RwLockWriteGuard};
 use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
 
 use super::doors::{Dialled, Dialling};
+use super::means::Means;
 use super::node::{bad, out_of_order, Node, Under, Weights};
 use super::options::MixingRule;
 use crate::engine::{DialOptions, Dialer};
@@ -144,7 +145,14 @@ impl Node {
         let now = self.shared.now();
         {
             let _folding = self.folding_nothing();
-            let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref(), to));
+            if let Some(means) = &self.shared.means {
+                means.weigh_own(own);
+            }
+            let own = self.shared.means.as_ref().and_then(Means::own);
+            let begun = self.shared.tell(|node| {
+                node.weigh_own(own);
+                node.begin(now, round, &weights, then.as_deref(), to)
+            });
             self.shared.free(&begun.map_err(out_of_order)?);
         }
         let mut under = lock(&self.under);

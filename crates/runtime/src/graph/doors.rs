@@ -9,10 +9,13 @@ use std::time::Instant;
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{DialledNeighbour, Failure, LinkId, Mixing, Neighbour, NodeStep, ServerMachine, Time};
+use thalweg_proto::{
+    DialledNeighbour, Failure, LinkId, Mixing, Neighbour, NodeStep, ServerMachine, Time, MEAN,
+};
 use thalweg_transport::Sink;
-use thalweg_wire::Layout;
+use thalweg_wire::{Layout, Range, Ranges};
 
+use super::means::Means;
 use super::mixing::Slots;
 use super::sink::NodeSink;
 use super::staging::Stages;
@@ -27,8 +30,8 @@ const EVENTS: usize = 1000;
 pub(crate) type NodeHub = Hub<Listening>;
 pub(crate) type NodeDialer = Dialer<Dialling>;
 
-/// Sums of the open iterations, and neighbours' models that are not in the sums yet.
-pub(crate) type Sums = (Slots, Option<Stages>);
+/// Sums of the open iterations, neighbours' models that are not in the sums yet, and means of segments.
+pub(crate) type Sums = (Slots, Option<Stages>, Option<Means>);
 
 /// State that all links of a node share.
 pub(crate) struct Shared {
@@ -38,6 +41,8 @@ pub(crate) struct Shared {
     pub slots: Slots,
     /// Neighbours' models, kept apart if their weights are known only after the wait; else `None`.
     pub stages: Option<Stages>,
+    /// Means of segments, if the node may average by segments; else `None`.
+    pub means: Option<Means>,
     /// A sink holds the read lock while it records a chunk and adds it to the sums. So while a thread holds
     /// the write lock, no chunk of a finished iteration is being added.
     pub folding: RwLock<()>,
@@ -56,13 +61,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn new(node: proto::Node, started: Instant, layout: Arc<Layout>, sums: Sums, copy: Arena) -> Self {
-        let (slots, stages) = sums;
+        let (slots, stages, means) = sums;
         Self {
             node: Mutex::new(node),
             started,
             layout,
             slots,
             stages,
+            means,
             folding: RwLock::default(),
             copy,
             copied: AtomicU32::new(0),
@@ -157,12 +163,31 @@ impl Shared {
         lock(&self.events).drain(..).collect()
     }
 
-    fn lend(&self, parcel: u32) -> Result<Lent, String> {
-        if self.copied.load(Ordering::Acquire) != parcel {
-            return Err(format!("the model of iteration {parcel} is no longer there"));
+    /// Averages the ranges of this node's segment to which all neighbours have contributed. The caller holds
+    /// the read lock of `folding`.
+    pub fn average_due(&self) {
+        let Some(means) = &self.means else { return };
+        while let Some((round, range)) = self.tell(proto::Node::due) {
+            let own = self.copy.lend(range).map_err(|busy| busy.to_string());
+            let averaged = own.and_then(|own| means.average(&self.slots.of(round), range, &own));
+            self.tell(|node| node.averaged(self.now(), round, range, averaged.is_ok()));
         }
-        let bytes = self.copy.lend(self.copy.range()).map_err(|busy| busy.to_string())?;
-        Ok(Lent { bytes, layout: self.layout.clone() })
+    }
+
+    fn lend(&self, parcel: u32, wanted: &Ranges) -> Result<Lent, String> {
+        let round = parcel & !MEAN;
+        if self.copied.load(Ordering::Acquire) != round {
+            return Err(format!("the model of iteration {round} is no longer there"));
+        }
+        let (hash, chunk) = self.look(|node| (node.layout_of(parcel), node.chunk_of(parcel)));
+        let mean = self.means.as_ref().filter(|_| parcel != round).map(Means::arena);
+        // Other parts of the mean may still be written, so only what is sent of it is lent.
+        let range = match mean {
+            None => self.copy.range(),
+            Some(_) => wanted.iter().next().unwrap_or(Range::new(0, 0)),
+        };
+        let bytes = mean.unwrap_or(&self.copy).lend(range).map_err(|busy| busy.to_string())?;
+        Ok(Lent { bytes, start: range.start, layout: self.layout.clone(), hash, chunk })
     }
 
     /// Wakes the waiting callers, so that they check their conditions again.
@@ -212,8 +237,8 @@ impl HubPolicy for Listening {
         }
     }
 
-    fn lend(&self, parcel: u32) -> Result<Lent, String> {
-        self.0.lend(parcel)
+    fn lend(&self, parcel: u32, wanted: &Ranges) -> Result<Lent, String> {
+        self.0.lend(parcel, wanted)
     }
 
     fn is_detached(&self, links: &[LinkId]) -> bool {
@@ -267,8 +292,8 @@ impl DialerPolicy for Dialling {
         }
     }
 
-    fn lend(dialer: &Arc<NodeDialer>, parcel: u32) -> Result<Lent, String> {
-        dialer.policy.shared.lend(parcel)
+    fn lend(dialer: &Arc<NodeDialer>, parcel: u32, wanted: &Ranges) -> Result<Lent, String> {
+        dialer.policy.shared.lend(parcel, wanted)
     }
 
     fn is_detached(machine: &DialledNeighbour<'_>) -> bool {

@@ -80,11 +80,14 @@ impl Slots {
 ///
 /// # Errors
 /// The reason, if the sums give no model or the own model is not finite. The model is unchanged then.
+///
+/// The sums of the ranges `averaged` include the own model already.
 pub(crate) fn mix(
     sums: &Accumulator,
     model: &mut [u8],
     rule: MixingRule,
     own: f64,
+    averaged: &Ranges,
     fresh: bool,
 ) -> Result<f64, String> {
     let words = |error: thalweg_fold::FoldError| error.to_string();
@@ -104,6 +107,7 @@ pub(crate) fn mix(
         _ if fresh => Replacement::KeepLocal,
         MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => Replacement::Complement,
         MixingRule::Renormalise => {
+            let present: Ranges = present.iter().flat_map(|range| averaged.missing_in(range)).collect();
             for range in present.iter() {
                 let bytes = &model[range.start as usize..range.end as usize];
                 sums.check(range.start, bytes, own).map_err(words)?;
@@ -132,6 +136,17 @@ impl Node {
         Ok(())
     }
 
+    /// Makes the mean of all models the own model. Returns the own model's weight in it.
+    fn take_means(&self, round: u32) -> Result<f64, String> {
+        let means = self.shared.means.as_ref().ok_or("no means were kept")?;
+        let (sent, nodes) = self.shared.look(|node| (node.sent_ranges(round), node.group_size(round)));
+        let mut model =
+            self.arena.claim_within(self.arena.range(), LOAN_TIMEOUT).map_err(|e| e.to_string())?;
+        means.take(&sent, &mut model)?;
+        let share = sent.bytes() as f64 / (model.len().max(1)) as f64;
+        Ok(1.0 - share * (1.0 - 1.0 / nodes as f64))
+    }
+
     /// Mixes an iteration's sums into the own model. Returns the report as JSON.
     ///
     /// # Errors
@@ -140,14 +155,16 @@ impl Node {
         self.shared.settle_folding();
         let over = self.shared.now();
         let own = lock(&self.under).own;
+        let averaged = self.shared.look(|node| node.averaged_ranges().clone());
         let mixed = match self.shared.slots.known(mixing.round) {
+            _ if mixing.by_segments => self.take_means(mixing.round),
             None => Ok(1.0),
             Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {
                 let model = self.arena.claim_within(self.arena.range(), LOAN_TIMEOUT);
                 let rule = self.options.mixing;
                 model
                     .map_err(|e| e.to_string())
-                    .and_then(|mut model| mix(&sums, &mut model, rule, own, mixing.fresh))
+                    .and_then(|mut model| mix(&sums, &mut model, rule, own, &averaged, mixing.fresh))
             }),
         };
         self.shared.free_below(mixing.round.saturating_add(1));

@@ -6,6 +6,7 @@
 
 mod beginning;
 mod doors;
+mod means;
 mod mixing;
 mod node;
 mod options;
@@ -17,4 +18,4 @@ pub(crate) mod stalled;
 
 pub use beginning::Upcoming;
 pub use node::Node;
-pub use options::{MixingRule, NodeOptions, WaitRule};
+pub use options::{ExchangeRule, MixingRule, NodeOptions, WaitRule};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -14,6 +14,7 @@ use thalweg_wire::text::check_name;
 use thalweg_wire::Layout;
 
 use super::doors::{Listening, NodeDialer, NodeHub, Shared};
+use super::means::Means;
 use super::mixing::Slots;
 use super::options::NodeOptions;
 use super::staging::Stages;
@@ -102,12 +103,14 @@ impl Node {
             weighing: options.mixing.weighing(),
             ahead: options.ahead,
             share: options.share,
+            segments: options.segments()?,
             rounds: options.rounds,
             alike: options.alike(),
         };
         let slots = Slots::new(layout.clone(), options.precision.into());
         let stages = options.mixing.weighing() != Weighing::Arrival;
-        let sums = (slots, stages.then(|| Stages::new(layout.bytes() as usize)));
+        let means = options.segments()?.map(|_| Means::new(layout.bytes(), options.mixing)).transpose()?;
+        let sums = (slots, stages.then(|| Stages::new(layout.bytes() as usize)), means);
         let copy = Arena::new(layout.bytes())?;
         let started = Instant::now();
         let hub_options = HubOptions {
@@ -223,6 +226,10 @@ impl Node {
             let mut copy = self.writable_copy()?;
             copy.copy_from_slice(&self.arena.lend(self.arena.range())?);
         }
+        if let Some(means) = &self.shared.means {
+            // No link holds a part of the last mean any more.
+            drop(means.arena().claim_within(means.arena().range(), LOAN_TIMEOUT)?);
+        }
         let now = self.shared.now();
         let number = self.shared.tell(|node| {
             let number = node.ready(now, round)?;
@@ -230,6 +237,10 @@ impl Node {
             Ok(number)
         });
         lock(&self.under).ready = now;
+        {
+            let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
+            self.shared.average_due();
+        }
         number.map_err(|what: String| out_of_order(what))
     }
 

@@ -12,6 +12,9 @@ use crate::{ClientOptions, Error, Kind};
 
 /// Maximum number of iterations for which chunks are accepted early. Each takes the memory of a model.
 const MOST_AHEAD: u32 = 16;
+/// Averaging by segments takes one more path delay in an iteration. It is used if it saves this many bytes, which
+/// take 20 ms at 100 Mbit/s.
+const WORTH_SEGMENTS: u64 = 256 << 10;
 /// Longest digest of a plan or graph, in bytes.
 const MOST_DIGEST: usize = 128;
 
@@ -47,6 +50,19 @@ pub enum MixingRule {
     /// Like `Complement`, but only ranges that arrived in both directions count. Models are staged until the
     /// neighbours have told each other which ranges they have.
     Symmetric,
+}
+
+/// Whether nodes on a full graph with equal weights average by segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExchangeRule {
+    /// By whole models always.
+    #[default]
+    Whole,
+    /// By segments where that can be and saves much; else by whole models.
+    Auto,
+    /// By segments wherever graph and weights allow it, however little that saves.
+    Segments,
 }
 
 impl MixingRule {
@@ -94,6 +110,8 @@ pub struct NodeOptions {
     pub mixing: MixingRule,
     /// Fraction of its model that a node sends in an iteration: more than 0, at most 1.
     pub share: f64,
+    /// Whether models are exchanged by segments.
+    pub exchange: ExchangeRule,
     /// The number of the job's last iteration. `None`: not known, so the numbers that neighbours send are
     /// hardly checked.
     pub rounds: Option<u32>,
@@ -123,6 +141,7 @@ impl Default for NodeOptions {
             ahead: 1,
             mixing: MixingRule::default(),
             share: 1.0,
+            exchange: ExchangeRule::default(),
             rounds: None,
             plan: String::new(),
             graph: String::new(),
@@ -171,6 +190,31 @@ impl NodeOptions {
             return bad("plan, graph and start are digests of at most 128 bytes");
         }
         Ok(())
+    }
+
+    /// How many bytes averaging by segments must save in an iteration; `None`: it is not used.
+    ///
+    /// # Errors
+    /// `options` if the nodes are to average by segments, and another option forbids it.
+    pub fn segments(&self) -> Result<Option<u64>, Error> {
+        let obstacle = if self.wait != WaitRule::All {
+            Some("wait all")
+        } else if !matches!(self.mixing, MixingRule::Complement | MixingRule::Renormalise) {
+            Some("mixing complement or renormalise")
+        } else if self.layers.compress.is_some() {
+            Some("no compression, which would round the mean differently at each node")
+        } else {
+            None
+        };
+        match (self.exchange, obstacle) {
+            (ExchangeRule::Segments, Some(need)) => {
+                let what = format!("exchange segments needs {need}");
+                Err(Error::new(Kind::Options, "start node", what).hint("use exchange auto"))
+            }
+            (ExchangeRule::Segments, None) => Ok(Some(0)),
+            (ExchangeRule::Auto, None) => Ok(Some(WORTH_SEGMENTS)),
+            (ExchangeRule::Whole, _) | (ExchangeRule::Auto, Some(_)) => Ok(None),
+        }
     }
 
     /// The wait rule as the state machine takes it.

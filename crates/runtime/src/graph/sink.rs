@@ -1,4 +1,5 @@
-//! The sink of a link: it puts neighbours' chunks into the sums of their iteration, or puts them aside.
+//! The sink of a link: it puts neighbours' chunks into the sums of their iteration, or puts them aside, and
+//! averages what is complete.
 
 use std::sync::{Arc, PoisonError};
 
@@ -28,6 +29,16 @@ impl NodeSink {
         let _folding = shared.folding.read().unwrap_or_else(PoisonError::into_inner);
         let taken = shared.tell(|node| node.stored(shared.now(), self.who, chunk, true));
         let Some(taken) = taken else { return };
+        if taken.mean {
+            for range in taken.fresh {
+                let bytes = part(chunk, bytes, range);
+                let means = shared.means.as_ref();
+                let ok = means.is_some_and(|means| means.keep(&shared.layout, range, bytes));
+                let now = shared.now();
+                shared.tell(|node| node.mean_kept(now, taken.peer, taken.round, &[range], ok));
+            }
+            return;
+        }
         let sums = shared.slots.of(taken.round);
         for range in taken.fresh {
             let bytes = part(chunk, bytes, range);
@@ -43,6 +54,7 @@ impl NodeSink {
             };
             shared.tell(|node| node.folded(shared.now(), taken.peer, taken.round, &[range], ok));
         }
+        shared.average_due();
     }
 }
 
@@ -50,7 +62,7 @@ impl Sink for NodeSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         match self.shared.tell(|node| node.place(self.shared.now(), self.who, chunk)) {
             NodePlace::Nothing => None,
-            NodePlace::Fold { .. } | NodePlace::Stage { .. } => {
+            NodePlace::Fold { .. } | NodePlace::Stage { .. } | NodePlace::Mean { .. } => {
                 Some(self.scratch.take(chunk.length as usize))
             }
         }

@@ -188,7 +188,7 @@ impl DialerPolicy for Trainer {
         dialer.announce();
     }
 
-    fn lend(dialer: &Arc<StarDialer>, _parcel: u32) -> Result<Lent, String> {
+    fn lend(dialer: &Arc<StarDialer>, _parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
         let spread = lock(&dialer.machine).welcome().and_then(|welcome| welcome.spread);
         let policy = &dialer.policy;
         let (arena, layout) = lock(&policy.place).clone().ok_or("there is no model")?;
@@ -199,7 +199,7 @@ impl DialerPolicy for Trainer {
         if let Some(seed) = spread {
             bytes = tokio::task::block_in_place(|| policy.spread_out(Spread::new(seed), &layout, &bytes))?;
         }
-        Ok(Lent { bytes, layout })
+        Ok(Lent::whole(bytes, layout))
     }
 
     fn tolerance(machine: &proto::Client) -> Arc<Tolerance> {

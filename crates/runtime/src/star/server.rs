@@ -296,9 +296,9 @@ impl HubPolicy for Star {
         }
     }
 
-    fn lend(&self, _parcel: u32) -> Result<Lent, String> {
+    fn lend(&self, _parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
         let bytes = self.model.lend(self.model.range()).map_err(|busy| busy.to_string())?;
-        Ok(Lent { bytes, layout: self.layout.clone() })
+        Ok(Lent::whole(bytes, self.layout.clone()))
     }
 
     fn wants_counters(machine: &proto::Server, now: Time) -> bool {

@@ -7,7 +7,7 @@ use thalweg_arena::Arena;
 use thalweg_proto as proto;
 use thalweg_proto::{Answer, ClientConfig, Failure, TaskStep, TaskVerdict};
 use thalweg_transport::Sink;
-use thalweg_wire::Layout;
+use thalweg_wire::{Layout, Ranges};
 
 use super::folding::without_bytes;
 use super::sinks::TaskSink;
@@ -187,12 +187,12 @@ impl DialerPolicy for Worker {
         dialer.announce();
     }
 
-    fn lend(dialer: &Arc<TaskDialer>, parcel: u32) -> Result<Lent, String> {
+    fn lend(dialer: &Arc<TaskDialer>, parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
         let answer = lock(&dialer.policy.answers).get(&parcel).cloned();
         let (arena, layout) = answer.ok_or("the result is needed no longer")?;
         // Leave out the padding that an arena may have behind the layout.
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent { bytes, layout })
+        Ok(Lent::whole(bytes, layout))
     }
 
     fn sink(dialer: &Arc<TaskDialer>, ordered: bool) -> Box<dyn Sink> {

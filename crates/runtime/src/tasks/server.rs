@@ -11,7 +11,7 @@ use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Reply, ReplyState, ServerMachine, TaskAction, TaskPlan};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::control::StandIn;
-use thalweg_wire::{ChunkHeader, Layout, Tolerance};
+use thalweg_wire::{ChunkHeader, Layout, Ranges, Tolerance};
 
 use super::folding::{self, SpareSums};
 use super::options::TaskServerOptions;
@@ -443,11 +443,11 @@ impl HubPolicy for Tasks {
         }
     }
 
-    fn lend(&self, parcel: u32) -> Result<Lent, String> {
+    fn lend(&self, parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
         let tensors = lock(&self.open).get(&parcel).and_then(|open| open.tensors.clone());
         let (arena, layout) = tensors.ok_or("the task is over")?;
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent { bytes, layout })
+        Ok(Lent::whole(bytes, layout))
     }
 
     fn sink(hub: &Arc<TaskHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {

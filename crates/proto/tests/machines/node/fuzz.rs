@@ -10,9 +10,10 @@ use super::world::layout;
 use crate::common::{Doors, Rng, JOB, MS, SECOND};
 
 fn number(rng: &mut Rng) -> u32 {
-    match rng.below(4) {
+    match rng.below(6) {
         0 => rng.next() as u32,
         1 => u32::MAX,
+        2 => rng.below(6) as u32 | thalweg_proto::MEAN,
         _ => rng.below(6) as u32,
     }
 }
@@ -77,6 +78,8 @@ fn message(rng: &mut Rng) -> Control {
 fn chunk(rng: &mut Rng) -> ChunkHeader {
     let layout = if rng.chance(0.9) { layout(20).hash() } else { LayoutHash(5) };
     let (sender, round) = (rng.below(4) as u32, number(rng));
+    let is_mean = round & thalweg_proto::MEAN != 0 && rng.chance(0.9);
+    let layout = if is_mean { layout.of_group(["a", "b", "me", "z"]) } else { layout };
     let offset = if rng.chance(0.9) { rng.below(25) * 8 } else { rng.next() };
     ChunkHeader { job: JOB, round, sender, layout, offset, length: rng.below(100) as u32 }
 }
@@ -96,6 +99,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
         weighing,
         ahead: rng.below(3) as u32,
         share: [1.0, 0.4][rng.below(2) as usize],
+        segments: [None, Some(0)][rng.below(2) as usize],
         rounds: None,
         alike: Alike::default(),
     };
@@ -124,10 +128,16 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
                 let chunk = chunk(&mut rng);
                 node.place(now, who, &chunk);
                 if let Some(taken) = node.stored(now, who, &chunk, rng.chance(0.9)) {
-                    assert!(taken.weight == 0.25 && taken.round >= node.round());
+                    assert!(taken.mean || taken.weight == 0.25);
+                    assert!(taken.round >= node.round());
                     assert!(taken.fresh.iter().all(|range| range.end <= 160), "within the model");
                     for range in taken.fresh {
-                        node.folded(now, taken.peer, taken.round, &[range], rng.chance(0.9));
+                        let (peer, round, ok) = (taken.peer, taken.round, rng.chance(0.9));
+                        if taken.mean {
+                            node.mean_kept(now, peer, round, &[range], ok);
+                        } else {
+                            node.folded(now, peer, round, &[range], ok);
+                        }
                     }
                 }
             }
@@ -149,6 +159,10 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
                 let round = node.round();
                 _ = node.ready(now, round);
             }
+        }
+        while let Some((round, range)) = node.due() {
+            assert!(range.end <= 160 && round == node.round());
+            node.averaged(now, round, range, rng.chance(0.9));
         }
         for place in 0..4 {
             while node.dialled(place).poll_action().is_some() {}

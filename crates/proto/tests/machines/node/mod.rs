@@ -3,6 +3,7 @@
 
 mod faults;
 mod fuzz;
+mod segments;
 mod world;
 
 use crate::common::{Path, MS, SECOND};

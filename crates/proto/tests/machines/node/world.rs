@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thalweg_proto::{
     Action, ClientAction, Exchange, ExchangeState, LinkId, Mixing, Neighbour, Node, NodeConfig, NodePlace,
-    NodeStep, Portion, ServerMachine, Time, Waiting, Weighing,
+    NodeStep, Portion, ServerMachine, Time, Waiting, Weighing, MEAN,
 };
 use thalweg_wire::control::{Alike, Control};
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
@@ -58,6 +58,7 @@ pub struct Report {
     pub whole: bool,
     pub fresh: bool,
     pub timed_out: bool,
+    pub by_segments: bool,
     /// Fraction of the neighbours' bytes that were used.
     pub used: f64,
     /// For each neighbour, the weight and the ranges that are in the mean.
@@ -96,6 +97,13 @@ pub struct Party {
     /// Models of neighbours whose weight is not known yet, by iteration and index.
     staged: BTreeMap<(u32, usize), Vec<u8>>,
     copy: Vec<u8>,
+    /// Means of segments: of the node's own, and of the neighbours'.
+    means: Vec<u8>,
+    /// In how many iterations it sent a mean of its own segment.
+    pub passed: BTreeSet<u32>,
+    chunk: u32,
+    /// Its sums give no mean.
+    pub averages_nothing: bool,
     copied: u32,
     /// The links that it dials, by index.
     dialled: BTreeMap<usize, LinkId>,
@@ -189,6 +197,14 @@ impl World {
         })
     }
 
+    /// A complete graph of nodes that average by segments, and send a fraction of a model of so many elements.
+    pub fn segmented(seed: u64, nodes: usize, elements: u64, share: f64) -> Self {
+        Self::made(seed, nodes, &complete(nodes), |config, _| {
+            (config.layout, config.segments, config.share) = (layout(elements), Some(0), share);
+            config.chunk = if elements > 10_000 { 2048 } else { CHUNK };
+        })
+    }
+
     /// A one-peer exponential graph.
     pub fn one_peer(seed: u64, nodes: usize, waiting: Waiting, ahead: u32) -> Self {
         let steps = steps(nodes);
@@ -200,7 +216,7 @@ impl World {
         world
     }
 
-    fn made(
+    pub fn made(
         seed: u64,
         nodes: usize,
         edges: &[(usize, usize)],
@@ -250,6 +266,7 @@ impl World {
             weighing: Weighing::Arrival,
             ahead: 1,
             share: 1.0,
+            segments: None,
             rounds: None,
             alike: Alike { plan: 1, graph: 2, start: Some(3) },
         }
@@ -285,6 +302,10 @@ impl World {
             sums: BTreeMap::new(),
             staged: BTreeMap::new(),
             copy: Vec::new(),
+            means: vec![0; elements as usize * 8],
+            passed: BTreeSet::new(),
+            averages_nothing: false,
+            chunk: self.config[index].chunk,
             copied: 0,
             dialled: BTreeMap::new(),
             early: 0,

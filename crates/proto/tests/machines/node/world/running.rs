@@ -230,6 +230,7 @@ impl World {
             party.copy = party.model.iter().flat_map(|v| v.to_le_bytes()).collect();
             party.copied = party.node.ready(now, round).unwrap();
             party.numbers.push(party.copied);
+            party.average(now);
         }
     }
 
@@ -271,13 +272,13 @@ impl World {
             Action::Policy(NodeStep::Refused { reason, .. }) => self.parties[index].refused.push(reason),
             Action::Policy(NodeStep::Mix(mixing)) => {
                 let party = &mut self.parties[index];
-                let (exchanges, portions) = party.mix(mixing.round, mixing.fresh);
+                let (exchanges, portions) = party.mix(mixing);
                 let heard = exchanges.iter().filter(|e| e.bytes > 0).map(|e| number(&e.peer)).collect();
                 let whole = exchanges.iter().all(|e| e.outcome == ExchangeState::Whole);
                 let sum = |of: fn(&Exchange) -> u64| exchanges.iter().map(of).sum::<u64>() as f64;
                 let used = sum(|e| e.bytes) / sum(|e| e.expected).max(1.0);
-                let Mixing { fresh, timed_out, .. } = mixing;
-                party.reports.push(Report { heard, whole, fresh, timed_out, used, portions });
+                let Mixing { fresh, timed_out, by_segments, .. } = mixing;
+                party.reports.push(Report { heard, whole, fresh, timed_out, by_segments, used, portions });
                 party.mixed_at.push(now);
                 party.after.insert(mixing.round, party.model.clone());
                 self.begin(index, mixing.round + 1);

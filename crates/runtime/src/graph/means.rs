@@ -1,0 +1,76 @@
+//! The means of segments (`thalweg_proto`'s graph, averaging by segments): of the node's own, which links send,
+//! and of the neighbours', which arrive.
+
+use std::sync::Mutex;
+
+use thalweg_arena::Arena;
+use thalweg_fold::{check_finite, Accumulator, Replacement};
+use thalweg_wire::{Layout, Range, Ranges};
+
+use super::options::MixingRule;
+use crate::lock;
+
+/// The means of one iteration.
+pub(crate) struct Means {
+    arena: Arena,
+    rule: MixingRule,
+    /// The own model's weight in the current iteration, under [`MixingRule::Renormalise`].
+    own: Mutex<f64>,
+}
+
+impl Means {
+    pub fn new(bytes: u64, rule: MixingRule) -> Result<Self, thalweg_arena::ArenaError> {
+        Ok(Self { arena: Arena::new(bytes)?, rule, own: Mutex::new(0.0) })
+    }
+
+    pub fn weigh_own(&self, weight: f64) {
+        *lock(&self.own) = weight;
+    }
+
+    /// The own model's weight as the state machine takes it.
+    pub fn own(&self) -> Option<f64> {
+        (self.rule == MixingRule::Renormalise).then(|| *lock(&self.own))
+    }
+
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Mixes the own values, the bytes `range` of a model, into the sums, and keeps the mean.
+    ///
+    /// # Errors
+    /// The reason, if the sums give no model.
+    pub fn average(&self, sums: &Accumulator, range: Range, own: &[u8]) -> Result<(), String> {
+        let words = |error: thalweg_fold::FoldError| error.to_string();
+        let mut place = self.arena.claim(range).map_err(|busy| busy.to_string())?;
+        place.copy_from_slice(own);
+        let repair = match self.own() {
+            None => Replacement::Complement,
+            Some(weight) => {
+                sums.check(range.start, own, weight).map_err(words)?;
+                sums.fold(range.start, own, weight).map_err(words)?;
+                Replacement::KeepLocal
+            }
+        };
+        sums.finish_range(range.start, &mut place, repair).map_err(words)
+    }
+
+    /// Keeps bytes of a neighbour's mean. Returns whether they may become a model.
+    pub fn keep(&self, layout: &Layout, range: Range, bytes: &[u8]) -> bool {
+        let Ok(mut place) = self.arena.claim(range) else { return false };
+        place.copy_from_slice(bytes);
+        check_finite(layout, range.start, bytes).is_ok()
+    }
+
+    /// Copies the means of these ranges into a model.
+    ///
+    /// # Errors
+    /// The reason, if a mean is still being written.
+    pub fn take(&self, ranges: &Ranges, model: &mut [u8]) -> Result<(), String> {
+        for range in ranges.iter() {
+            let mean = self.arena.lend(range).map_err(|busy| busy.to_string())?;
+            model[range.start as usize..range.end as usize].copy_from_slice(&mean);
+        }
+        Ok(())
+    }
+}
