@@ -89,11 +89,15 @@ class Outage:
 
 
 def move(bench: Bench) -> None:
-    """Give the client's host another address: the lab carries packets of two per host."""
+    """Give the client's host another address: the lab carries packets of two per host.
+
+    The old one goes first. Linux removes an address with all later ones of its subnet
+    (``net.ipv4.conf.*.promote_secondaries``), which would leave the host without any.
+    """
     host = bench.lab.host(LINK)
     other = host.ipv4.replace("10.77.", "10.76.", 1)
     inside = ["nsenter", f"--net={host.namespace}", "ip", "address"]
-    for words in (["add", f"{other}/15", "dev", host.device], ["del", f"{host.ipv4}/15", "dev", host.device]):
+    for words in (["del", f"{host.ipv4}/15", "dev", host.device], ["add", f"{other}/15", "dev", host.device]):
         subprocess.run([*inside, *words], check=True)
 
 
