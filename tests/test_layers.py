@@ -16,7 +16,7 @@ PACKAGE: Final = ROOT / "python" / "thalweg"
 CORE: Final = "_core"
 # The name that the page uses for all modules beside the packages, except MODULES.
 API: Final = "api"
-MODULES: Final = ("bounded_json", "errors", "extras", "tasks", "training_progress", "wire")
+MODULES: Final = ("bounded_json", "errors", "extras", "feedback", "tasks", "training_progress", "wire")
 
 
 def layers() -> list[list[str]]:

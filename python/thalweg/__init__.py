@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thalweg.api import App, Client, Round, Server, fedavg, rounds
+    from thalweg.api import Client, Round, Server, fedavg, rounds
+    from thalweg.apps.app import App
     from thalweg.asynchronous import Update, Version, fedbuff, fedbuff_client
     from thalweg.errors import (
         AppError,
@@ -80,7 +81,7 @@ __all__ = [
 
 # Each name is imported on first use, so that commands that train nothing start quickly.
 _HOMES = {
-    "App": "api",
+    "App": "apps.app",
     "AppError": "errors",
     "Arena": "tensors.arena",
     "BrokerError": "errors",

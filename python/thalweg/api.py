@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import _core, algorithms, apps, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import name_of
+from thalweg.apps.app import App
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.apps.values import config_of
@@ -39,26 +40,6 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 # Without a handler, Python's logging prints warnings to standard error.
 _log = logging.getLogger("thalweg")
-
-
-class App(Protocol):
-    """The user's model and its training. A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
-
-    An app may also have ``evaluate(model, data) -> metrics``, ``test_data()``, ``client_data(name, index, clients,
-    seed)`` or ``train_data()``, and ``tensors``; docs/how-to/own-model.md describes them.
-    """
-
-    def model(self) -> Any:
-        """Return a new model.
-
-        The shapes are the same at every party; the server's values are the first global model.
-        """
-
-    def train(self, model: Any, data: Any, config: Mapping[str, object]) -> tuple[int, Metrics]:
-        """Train ``model`` in place on ``data``; ``config`` has the round's number and the server's values.
-
-        Return the number of samples (the weight of the update) and metrics for the record.
-        """
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from thalweg.algorithms.fedbuff import Buffer
 from thalweg.algorithms.server_step import ServerStep, Values
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps import own_tensors
+from thalweg.apps.app import App
 from thalweg.apps.metrics import numbers, returned
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.apps.values import config_of
@@ -37,9 +38,6 @@ from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.binding import Binding, bind
 from thalweg.tensors.named import Tensors
-
-if TYPE_CHECKING:
-    from thalweg.api import App
 
 # Returns the metrics of the model as it is now.
 Evaluate: TypeAlias = Callable[[], Mapping[str, int | float]]

@@ -39,7 +39,7 @@ def line(
     model = np.full(128, value)
     report = {
         "round": number, "next": number + 1, "skipped": 0, "wait": "deadline", "timed_out": bool(lost),
-        "limit_seconds": 0.4, "heard": [one["peer"] for one in exchanges if one["bytes"]],
+        "by_segments": False, "limit_seconds": 0.4, "heard": [one["peer"] for one in exchanges if one["bytes"]],
         "whole": [one["peer"] for one in exchanges if one["state"] == "whole"],
         "connected": [one["peer"] for one in exchanges],
         "bytes_used": used, "bytes_expected": 2 * EXPECTED, "chunks_used": used // 100, "chunks_expected": 20,

@@ -190,7 +190,7 @@ def _check_exchange(plan: Plan, text: str) -> None:
         key, value, need = obstacle
         raise PlanError(
             f"job.exchange = segments needs {key} = {need}, and it is {value}",
-            "Change it, or remove job.exchange, which is then auto",
+            f"Set {key} to that, or remove job.exchange, which is then auto",
         )
 
 

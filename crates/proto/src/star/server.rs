@@ -397,7 +397,10 @@ impl Server {
                 return None;
             }
             served.upload = Some(Liveness::new(now, served.session.silence));
-            served.count_anew();
+            // Of an update that is on its way already, bytes may have come before its Offer was read.
+            if !pushing {
+                served.count_anew();
+            }
             Some(served.session.ordered)
         });
         let Some(ordered) = began.flatten() else { return };
