@@ -183,6 +183,8 @@ pub struct Served<L> {
     pub(crate) traffic: Traffic,
     /// The counters when the current transfer began.
     base: Traffic,
+    /// The counters at the peer's last Ping.
+    at_ping: Traffic,
     /// Retransmitted segments of this link that are counted already.
     resent: u64,
     /// When the policy wants to be called for this link.
@@ -205,6 +207,14 @@ impl<L> Served<L> {
     /// Notes that a transfer begins: bytes from now on belong to it.
     pub(crate) fn count_anew(&mut self) {
         self.base = self.traffic;
+    }
+
+    /// Notes that a transfer has begun, of which bytes may be here that are counted already: bytes since the peer's
+    /// last Ping, or since the transfer before, belong to it.
+    pub(crate) fn count_since_ping(&mut self) {
+        if self.at_ping.received > self.base.received {
+            self.base = self.at_ping;
+        }
     }
 
     fn since(&mut self) -> (Traffic, Traffic) {
@@ -433,6 +443,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             offset: 0,
             traffic: Traffic::default(),
             base: Traffic::default(),
+            at_ping: Traffic::default(),
             resent: 0,
             wake: None,
             timer: Time::MAX,
@@ -687,6 +698,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             // links.
             let more = received.saturating_sub(served.reported.unwrap_or(received));
             served.reported = Some(received);
+            served.at_ping = served.traffic;
             if let Some(live) = &mut served.download {
                 live.progress(now, more);
             }

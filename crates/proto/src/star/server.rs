@@ -397,8 +397,10 @@ impl Server {
                 return None;
             }
             served.upload = Some(Liveness::new(now, served.session.silence));
-            // Of an update that is on its way already, bytes may have come before its Offer was read.
-            if !pushing {
+            // Of an update that follows its Offer at once, bytes may have come before the Offer was read.
+            if pushing {
+                served.count_since_ping();
+            } else {
                 served.count_anew();
             }
             Some(served.session.ordered)
