@@ -50,16 +50,20 @@ def test_an_algorithm_of_graphs_needs_one() -> None:
         ({"job.wait": "first-chunk"}, "needs a deadline", "Give job.deadline"),
         ({"algorithm.name": "choco", "job.share": 0.5}, "differences of whole models", "Remove job.share"),
         ({"job.exchange": "segments"}, "needs job.graph = full, and it is ring", "which is then auto"),
-        ({"job.graph": "full", "job.exchange": "segments", "job.wait": "none"}, "needs job.wait = all", "Change it"),
+        (
+            {"job.graph": "full", "job.exchange": "segments", "job.wait": "none"},
+            "needs job.wait = all",
+            "Set job.wait to that",
+        ),
         (
             {"job.graph": "full", "job.exchange": "segments", "aggregation.weights": "symmetric"},
             "needs aggregation.weights = metropolis or renormalise",
-            "Change it",
+            "Set aggregation.weights to that",
         ),
         (
             {"job.graph": "full", "job.exchange": "segments", "layers.compress": {"format": "f16"}},
             "needs compression = none",
-            "Change it",
+            "Set compression to that",
         ),
         ({"algorithm.name": "fedavg"}, "cannot have the algorithm fedavg", "which is then dpsgd"),
         (

@@ -59,7 +59,9 @@ def test_rows_are_sorted_and_failures_keep_their_words(made: Path) -> None:
     assert rows[3][1] == "failed: it is / broken"
 
 
-def test_the_verdict_counts_ties_within_five_per_cent(made: Path) -> None:
+def test_the_verdict_counts_ties_and_gives_causes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    causes = tmp_path / "causes.toml"
+    monkeypatch.setattr(page, "CAUSES", causes)
     text = page.verdict(made)
     assert "first or within 5 % in 1 of 1 cells (100%). By `tcp` alone it is in 1 (100%)." in text
     append(made, line("HTTP", [0.1, 0.1], turn=2))
@@ -67,6 +69,8 @@ def test_the_verdict_counts_ties_within_five_per_cent(made: Path) -> None:
     text = page.verdict(made)
     assert "in 0 of 1 cells" in text
     assert "| **behind** | not looked into yet |" in text
+    causes.write_text('star-4-1-wan = "One round trip more."')
+    assert "| **behind** | One round trip more. |" in page.verdict(made)
 
 
 def test_conditions_name_other_programs_and_the_machine(made: Path) -> None:
