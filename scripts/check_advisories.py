@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import usage
+
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
@@ -104,6 +106,7 @@ def look(database: Path) -> int:
 
 def main() -> int:
     """Check with the tool that is installed. Returns 1 if a crate has a known vulnerability."""
+    usage.parser(__doc__).parse_args()
     if folder := os.environ.get("THALWEG_ADVISORIES"):
         return look(Path(folder))
     if shutil.which("cargo-deny"):

@@ -9,8 +9,6 @@ In every Markdown file
   blocks run to their end in that folder too;
 - text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` equals what scripts/docs_tables.py generates. It may be
   whole lines, or a part of a line.
-
-``--write`` updates the generated text. With ``--quick`` nothing is run.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import usage
 from docs_tables import GENERATED, leaves, params
 
 from thalweg.bench import BenchPlan, Matrix
@@ -200,7 +199,11 @@ def run_faults(path: Path) -> Iterator[str]:
 
 def main() -> int:
     """Print all faults; return 1 if there are any."""
-    write, quick = "--write" in sys.argv, "--quick" in sys.argv
+    parser = usage.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="update the generated text")
+    parser.add_argument("--quick", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    write, quick = options.write, options.quick
     faults: list[str] = []
     ran = 0
     for path in documents():

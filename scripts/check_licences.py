@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+import usage
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from spdx import SpdxError, is_met
@@ -69,6 +70,7 @@ IN_WORDS: Final = {
 
 def main() -> int:
     """Print the licences that are not allowed. Returns 1 if there are any."""
+    usage.parser(__doc__).parse_args()
     crates, packages = crate_licences(), package_licences()
     faults = [*faults_of("crate", crates), *faults_of("package", packages), *faults_within(crates), *deny_faults()]
     for fault in faults:

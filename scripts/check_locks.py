@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import usage
+
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
@@ -85,6 +87,7 @@ def manifests() -> dict[str, dict[str, Any]]:
 
 def main() -> int:
     """Print the faults; return 1 if there are any."""
+    usage.parser(__doc__).parse_args()
     faults_by_file = {path: python_faults(path.read_text()) for path in PYTHON_LOCKS}
     faults_by_file |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
     faults_by_file[FUZZ_LOCK] += stale(toml.loads(FUZZ_LOCK.read_text(), str(FUZZ_LOCK)), manifests())

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import usage
+
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
@@ -56,6 +58,7 @@ CODE: Final = re.compile(
 
 def main() -> int:
     """Print each violation of a rule. Returns 1 if there is one."""
+    usage.parser(__doc__).parse_args()
     crates = sorted(path.parent for path in CRATES.glob("**/Cargo.toml") if "target" not in path.parts)
     faults = [*impure(), *unsafe(crates), *named(crates), *for_tests(crates)]
     for fault in faults:

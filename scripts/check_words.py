@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import usage
+
 ROOT: Final = Path(__file__).parents[1]
 # Third-party files, files that are neither prose nor code, and files that must contain the retired words.
 SKIPPED: Final = re.compile(
@@ -89,6 +91,7 @@ RETIRED: Final = (
 
 def main() -> int:
     """Print each use of a retired word; return 1 if there is one."""
+    usage.parser(__doc__).parse_args()
     uses = list(faults(ROOT, tracked(ROOT)))
     for fault in uses:
         print(fault)

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import usage
+
 ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = "requirements/site.lock"
 PACKAGES: Final = ROOT / ".site"
@@ -255,6 +257,7 @@ def install() -> None:
 
 def main() -> int:
     """Build the site; return the exit code of MkDocs."""
+    usage.parser(__doc__).parse_args()
     install()
     with tempfile.TemporaryDirectory(prefix="thalweg-site-") as temporary:
         folder = Path(temporary) / "docs"

@@ -2,6 +2,7 @@
 # ebpf.sh [FOLDER]: compiles the eBPF programs of crates/ebpf/programs into FOLDER, crates/ebpf/objects unless it is given,
 # and writes there which compiler made them of which sources (MADE_OF, lines of sha256sum).
 set -euo pipefail
+[ "${1:-}" != --help ] || exec "$(dirname "$0")/usage.sh" "$0"
 cd "$(dirname "$0")/../crates/ebpf"
 folder=${1:-objects}
 clang=${CLANG:-clang}

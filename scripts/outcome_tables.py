@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import usage
+
 OUTCOME: Final = Path(__file__).parents[1] / "python" / "thalweg" / "outcome"
 TABLES: Final = OUTCOME / "tables.py"
 HEAD: Final = '''"""Outcomes in the form that users and records get: JSON objects with known keys.
@@ -67,8 +69,15 @@ def type_of(field: Field[Any]) -> str:
     return f"NotRequired[{text.removesuffix(' | None')}]" if field.default is None else text
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
+def main() -> None:
+    """Print the module, or write it."""
+    parser = usage.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="write the module instead")
+    if parser.parse_args().write:
         TABLES.write_text(module())
     else:
         print(module(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import usage
+
 ROOT: Final = Path(__file__).parents[1]
 # Environment of Rust's tests: the number of damaged frames to try, and a fixed seed of property tests, so that results
 # can be repeated. Most tests wait for timers, sockets or brokers, so eight run at once on any machine.
@@ -44,6 +46,8 @@ Count = Callable[[str, "Counter[str]"], None]
 def main() -> int:
     """Run the suites; return 0 if all passed."""
     chosen = sys.argv[1:]
+    if {"-h", "--help"} & set(chosen):
+        usage.parser(__doc__).parse_args(["--help"])
     began = time.monotonic()
     # The extension module cannot be linked outside of a Python process. The Python tests test it.
     cargo = ["cargo", "test", "--workspace", "--exclude", "thalweg-py", "--no-fail-fast"]

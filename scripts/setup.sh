@@ -6,6 +6,7 @@
 # has none. Unless it is set, the core stays as it was chosen before; at first it has none. CORE_PROFILE is cargo's profile of
 # the core. It is not remembered: release unless it is set. With dev, the core and Rust's tests share compiled libraries.
 set -euo pipefail
+[ "${1:-}" != --help ] || exec "$(dirname "$0")/usage.sh" "$0"
 cd "$(dirname "$0")/.."
 
 # Packages are compiled when they are installed. Without that, importing PyTorch takes seconds each time.

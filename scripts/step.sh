@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # step.sh TITLE COMMAND...: runs a command, says what it is for, and how many seconds it took.
 set -uo pipefail
+[ "${1:-}" != --help ] || exec "$(dirname "$0")/usage.sh" "$0"
 
 title=$1
 shift

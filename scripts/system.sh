@@ -5,6 +5,7 @@
 # theirs is started, now or at the next boot.
 # Never fails: tests whose program is not there are skipped, and say so.
 set -uo pipefail
+[ "${1:-}" != --help ] || exec "$(dirname "$0")/usage.sh" "$0"
 
 # On Debian and Ubuntu a package has its program's name.
 wanted=(chromium stress-ng iperf3 mosquitto rabbitmq-server clang dataset-fashion-mnist

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import usage
+
 ROOT: Final = Path(__file__).parents[1]
 
 
@@ -49,6 +51,7 @@ ALL: Final = (
 
 def main() -> int:
     """Install the packages, check their licences, and run the tests; return 1 if any of that fails."""
+    usage.parser(__doc__).parse_args()
     return max([tested(extras) for extras in ALL])
 
 

@@ -8,6 +8,7 @@
 # WHEEL_PROFILE is cargo's profile: release unless it is set. WHEEL_EXTRAS are the extras that are tried, each in an
 # environment of its own; all of them bring several gigabytes.
 set -euo pipefail
+[ "${1:-}" != --help ] || exec "$(dirname "$0")/usage.sh" "$0"
 cd "$(dirname "$0")/.."
 unset PYTHONHOME PYTHONPATH CONDA_PREFIX
 export VIRTUAL_ENV="$PWD/.venv"

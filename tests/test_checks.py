@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -234,3 +236,29 @@ def test_a_failed_suite_is_listed_with_what_failed(script: Any) -> None:
     failures = [line.strip() for line in lines[1:]]
     assert runner.run("tests of x", command, runner.count_rust, {}) == {"tests of x": failures}
     assert runner.run("nothing", [sys.executable, "-c", ""], runner.count_nothing, {}) == {}
+
+
+SCRIPTS = [path for path in sorted((ROOT / "scripts").glob("*.py")) if "__main__" in path.read_text()]
+# The wrapper of rustc passes on all arguments. The last one is what the others print their help with.
+WITHOUT_HELP = ("rustc_clippy.sh", "usage.sh")
+SHELL = [path for path in sorted((ROOT / "scripts").glob("*.sh")) if path.name not in WITHOUT_HELP]
+
+
+def printed(*command: str) -> str:
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_prints_its_help_and_does_nothing_else(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    out = printed(sys.executable, str(path))
+    assert out.startswith(f"usage: {path.name} [-h]")
+    assert text.splitlines()[0] in out
+
+
+@pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
+def test_a_shell_script_prints_the_comment_that_it_begins_with(path: Path) -> None:
+    comment = path.read_text().splitlines()[1].removeprefix("# ")
+    assert printed(str(path)).startswith(comment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,9 @@ from thalweg.trees import answers, counters
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_tables_are_made_of_the_dataclasses() -> None:
-    spec = spec_from_file_location("outcome_tables", ROOT / "scripts" / "outcome_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_tables_are_made_of_the_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = import_module("outcome_tables")
     assert script.TABLES.read_text() == script.module(), "run .venv/bin/python scripts/outcome_tables.py --write"
 
 
