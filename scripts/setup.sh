@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares what `make run` and `make test` need: a virtual environment, its packages, the compiled core.
-# A step whose inputs have not changed since it last succeeded is skipped.
+# A step whose inputs have not changed since it last succeeded is skipped. In a new environment, packages are installed while the
+# core is compiled: the first waits for the network and the disk, the second for the processor.
 #
 # With BASELINES=1 the core also has the baselines: the ways of papers that experiments compare with. With BASELINES=0 it
 # has none. Unless it is set, the core stays as it was chosen before; at first it has none. CORE_PROFILE is cargo's profile of
@@ -69,10 +70,10 @@ make_venv() {
     echo "$PWD" >"$stamps/folder"
 }
 
-# uv in the version that the lock file pins, with its hashes.
-install_uv() {
-    awk '/^uv==/ { on = 1 } on { print } on && !/\\$/ { exit }' requirements/dev.lock >"$stamps/uv.txt"
-    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r "$stamps/uv.txt"
+# uv and maturin in the versions that the lock file pins, with their hashes.
+install_tools() {
+    awk '/^(maturin|uv)==/ { on = 1 } on { print } !/\\$/ { on = 0 }' requirements/dev.lock >"$stamps/tools.txt"
+    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r "$stamps/tools.txt"
 }
 
 install_packages() {
@@ -91,19 +92,35 @@ core_is_good() {
 }
 
 # The commit is part of the build, and changes when the core is built, not with each commit.
-install_core() {
-    touch "$stamps/core.next"
+develop() { # more options of maturin
     THALWEG_COMMIT=$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)
     export THALWEG_COMMIT
     [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
     local features=()
     [ "$baselines" = 0 ] || features+=(--features baselines)
     [ "$profile" = release ] || features+=(--features as-in-tests)
-    "$python" -m maturin develop --profile "$profile" --uv ${CI:+--locked} ${features[@]+"${features[@]}"}
+    maturin develop --profile "$profile" --uv ${CI:+--locked} ${features[@]+"${features[@]}"} "$@"
+}
+
+# Compiles the core while packages are installed. Another program that installs would be in their way.
+compile_core() { develop --skip-install; }
+
+# Installs the core. What is compiled already is not compiled again.
+install_core() {
+    touch "$stamps/core.next"
+    develop
     echo "$baselines" >"$stamps/baselines"
     echo "$profile" >"$stamps/profile"
     mv "$stamps/core.next" "$stamps/core"
 }
+
+# The steps, each with its title.
+packages() { step "packages of requirements/dev.lock, PyTorch among them" "$0" install_packages; }
+core() { step "compiled core, a $profile build$([ "$baselines" = 0 ] || echo " with baselines")" "$0" "${1:-install_core}"; }
+core_beside() { core compile_core; }
+
+# xargs, unlike a shell's background, lets Ctrl-C end both.
+side_by_side() { printf '%s\n' "$@" | xargs -n 1 -P "$#" "$0"; }
 
 # A step is this script with the name of a function, so that step.sh can time it.
 if [ $# -gt 0 ]; then
@@ -121,6 +138,14 @@ case $baselines in 0 | 1) ;; *) fail "BASELINES is $baselines" "Set it to 1 or 0
 case $profile in release | dev) ;; *) fail "CORE_PROFILE is $profile" "Set it to release or dev" ;; esac
 check_tools
 venv_is_good || step "virtual environment in .venv" "$0" make_venv
-"$python" -m uv --version >/dev/null 2>&1 || step "uv, which installs the packages" "$0" install_uv
-cmp -s requirements/dev.lock "$stamps/dev.lock" || step "packages of requirements/dev.lock, PyTorch among them" "$0" install_packages
-core_is_good || step "compiled core, a $profile build$([ "$baselines" = 0 ] || echo " with baselines")" "$0" install_core
+{ [ -x .venv/bin/maturin ] && "$python" -m uv --version >/dev/null 2>&1; } ||
+    step "uv and maturin, which install the packages and the core" "$0" install_tools
+if cmp -s requirements/dev.lock "$stamps/dev.lock"; then
+    core_is_good || core
+elif [ -e "$stamps/dev.lock" ]; then
+    packages # may bring another maturin
+    core
+else
+    side_by_side packages core_beside
+    step "core, installed" "$0" install_core
+fi
