@@ -1,8 +1,10 @@
-"""Builds the site of the documents into the folder ``site``: ``make site``.
+"""Builds the site of the documents into a folder of ``site`` for their version: ``make site``.
 
 The Markdown files stay as they are in the repository, where their links lead to other files of it. ``prepare`` copies
 them into a folder in the form that MkDocs wants, with every file that a page links to as a page of its
 own. MkDocs then builds strictly: a link to a page, or to a heading, that does not exist is an error.
+
+Other versions that were built before stay there; ``docs_versions.py`` makes the list of them.
 
 ``requirements/site.lock`` pins MkDocs and its theme. They are installed into a folder of their own, which is kept until
 the lock changes.
@@ -22,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import docs_versions
 import usage
 
 ROOT: Final = Path(__file__).parents[1]
@@ -194,12 +197,15 @@ def navigation(folder: Path) -> Iterator[Mapping[str, object]]:
     yield {"Project": [{"All documents": "documents.md"}, *({name: address(at)} for at, name in REPOSITORY.items())]}
 
 
-def configuration(folder: Path) -> Mapping[str, object]:
+def configuration(folder: Path, version: docs_versions.Version) -> Mapping[str, object]:
     """Return MkDocs' configuration, which is YAML: JSON is a part of that."""
     return {
         "site_name": "thalweg",
         "docs_dir": str(folder),
-        "site_dir": str(OUTPUT),
+        "site_dir": str(OUTPUT / version.folder),
+        "copyright": version.foot,
+        # The menu of versions, from versions.json in the folder above.
+        "extra": {"version": {"provider": "mike"}},
         "use_directory_urls": False,
         "nav": list(navigation(folder)),
         # Nothing is loaded from another server: no fonts, no scripts.
@@ -259,11 +265,12 @@ def main() -> int:
     """Build the site; return the exit code of MkDocs."""
     usage.parser(__doc__).parse_args()
     install()
+    version = docs_versions.of_checkout()
     with tempfile.TemporaryDirectory(prefix="thalweg-site-") as temporary:
         folder = Path(temporary) / "docs"
         shown = prepare(folder)
         settings = Path(temporary) / "mkdocs.yml"
-        settings.write_text(json.dumps(configuration(folder), indent=2))
+        settings.write_text(json.dumps(configuration(folder, version), indent=2))
         environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "NO_MKDOCS_2_WARNING": "1"}
         # Without --quiet, with which --strict does not see warnings.
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(settings)]
@@ -271,7 +278,9 @@ def main() -> int:
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
     else:
-        print(f"{len(shown)} files of the repository are pages or images of {OUTPUT.relative_to(ROOT)}/index.html")
+        docs_versions.publish(OUTPUT, version)
+        place = (OUTPUT / version.folder).relative_to(ROOT)
+        print(f"{len(shown)} files of the repository are pages or images of {place}/index.html: {version.foot}")
     return done.returncode
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ def test_a_list_after_a_paragraph_is_a_list(docs_site: Any) -> None:
 
 def test_a_copied_command_has_no_prompt(docs_site: Any, tmp_path: Path) -> None:
     docs_site.prepare(tmp_path)
-    settings = docs_site.configuration(tmp_path)
+    settings = docs_site.configuration(tmp_path, docs_site.docs_versions.version("0.2.0", "", []))
     (style,) = settings["extra_css"]
     rules = (tmp_path / style).read_text()
     # The theme sets this attribute while it copies; gp and go are Pygments' classes of prompts and output.
@@ -75,3 +77,60 @@ def test_all_documents_are_pages_and_in_the_navigation(docs_site: Any, tmp_path:
     text = str(list(docs_site.navigation(tmp_path)))
     missing = [path for path in documents if f"'{docs_site.address(path)}'" not in text and "appendix" not in path]
     assert missing == []
+
+
+def test_a_release_has_a_folder_of_its_own_and_all_other_commits_share_one(docs_site: Any) -> None:
+    of = docs_site.docs_versions.version
+    assert of("0.2.0", "abc", ["other", "v0.2.0"]) == of("0.2.0", "abc", ["v0.2.0"])
+    released, other = of("0.2.0", "abc", ["v0.2.0"]), of("0.2.0", "abc", ["v0.1.0"])
+    assert (released.folder, released.foot) == ("0.2.0", "thalweg 0.2.0, commit abc")
+    assert (other.folder, other.foot) == ("dev", "thalweg after 0.2.0, not released, commit abc")
+    settings = docs_site.configuration(ROOT / "docs", other)
+    assert settings["copyright"] == other.foot
+    assert Path(settings["site_dir"]).name == "dev"
+
+
+def built(docs_site: Any, site: Path, *numbers: str) -> list[Any]:
+    """Publish versions, the last one at last; return the list of versions."""
+    versions = docs_site.docs_versions
+    for number in numbers:
+        made = versions.version(number.removesuffix("+"), "", [] if number.endswith("+") else [f"v{number}"])
+        for page in ("index.html", "how-to/bench.html"):
+            (site / made.folder / page).parent.mkdir(parents=True, exist_ok=True)
+            (site / made.folder / page).write_text(number)
+        versions.publish(site, made)
+    listed: list[Any] = json.loads((site / "versions.json").read_text())
+    return listed
+
+
+def test_the_menu_has_releases_from_the_newest_to_the_oldest_and_then_development(
+    docs_site: Any, tmp_path: Path
+) -> None:
+    listed = built(docs_site, tmp_path, "0.9.0", "0.10.0-rc.1", "0.10.0", "0.10.0+", "0.9.1")
+    assert [(one["version"], one["aliases"]) for one in listed] == [
+        ("0.10.0", ["latest"]),
+        ("0.10.0-rc.1", []),
+        ("0.9.1", []),
+        ("0.9.0", []),
+        ("dev", []),
+    ]
+    assert (tmp_path / "0.9.0" / "index.html").read_text() == "0.9.0", "earlier versions stay"
+
+
+def test_latest_leads_to_the_same_page_of_the_newest_release(docs_site: Any, tmp_path: Path) -> None:
+    built(docs_site, tmp_path, "0.1.0", "0.2.0")
+    assert 'url=0.2.0/index.html"' in (tmp_path / "index.html").read_text()
+    assert 'url=../0.2.0/index.html"' in (tmp_path / "latest" / "index.html").read_text()
+    assert 'url=../../0.2.0/how-to/bench.html"' in (tmp_path / "latest" / "how-to" / "bench.html").read_text()
+
+
+def test_without_a_release_the_site_leads_to_development(docs_site: Any, tmp_path: Path) -> None:
+    assert [one["version"] for one in built(docs_site, tmp_path, "0.1.0+")] == ["dev"]
+    assert 'url=dev/index.html"' in (tmp_path / "index.html").read_text()
+    assert not (tmp_path / "latest").exists()
+
+
+def test_a_version_that_was_removed_leaves_the_menu(docs_site: Any, tmp_path: Path) -> None:
+    built(docs_site, tmp_path, "0.1.0")
+    shutil.rmtree(tmp_path / "0.1.0")
+    assert [one["version"] for one in built(docs_site, tmp_path, "0.2.0")] == ["0.2.0"]
