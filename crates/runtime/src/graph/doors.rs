@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
@@ -50,7 +50,10 @@ pub(crate) struct Shared {
     pub copy: Arena,
     /// The iteration whose model the copy holds.
     pub copied: AtomicU32,
-    pub mix: Mutex<Option<Mixing>>,
+    mix: Mutex<Option<Mixing>>,
+    /// Wakes the caller that waits for `mix`. It has a condition of its own, because each chunk changes something
+    /// that other callers wait for.
+    may_mix: Condvar,
     /// The reason why a neighbour can never average with this node. It is cleared when a call has reported
     /// it.
     pub refused: Mutex<Option<Failure>>,
@@ -73,6 +76,7 @@ impl Shared {
             copy,
             copied: AtomicU32::new(0),
             mix: Mutex::default(),
+            may_mix: Condvar::new(),
             refused: Mutex::default(),
             events: Mutex::default(),
             hub: OnceLock::new(),
@@ -190,6 +194,19 @@ impl Shared {
         Ok(Lent { bytes, start: range.start, layout: self.layout.clone(), hash, chunk })
     }
 
+    /// Waits at most `limit` for the end of the iteration. Returns early, without it, if a neighbour can never
+    /// average with this node.
+    pub fn wait_to_mix(&self, limit: Duration) -> Option<Mixing> {
+        let waits = |mix: &mut Option<Mixing>| mix.is_none() && lock(&self.refused).is_none();
+        let waited = self.may_mix.wait_timeout_while(lock(&self.mix), limit, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.take()
+    }
+
+    fn let_mix(&self, mixing: Mixing) {
+        *lock(&self.mix) = Some(mixing);
+        self.may_mix.notify_all();
+    }
+
     /// Wakes the waiting callers, so that they check their conditions again.
     pub fn announce(&self) {
         if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
@@ -199,7 +216,12 @@ impl Shared {
 
     /// Records why a neighbour can never average with this node.
     fn refuse(&self, why: Failure) {
-        *lock(&self.refused) = Some(why);
+        {
+            // A caller between its check and its wait holds this lock, so it cannot miss the wake-up.
+            let _mix = lock(&self.mix);
+            *lock(&self.refused) = Some(why);
+        }
+        self.may_mix.notify_all();
         self.announce();
     }
 }
@@ -221,7 +243,7 @@ impl HubPolicy for Listening {
     fn perform(hub: &Arc<NodeHub>, wanted: NodeStep) {
         let shared = &hub.policy.0;
         match wanted {
-            NodeStep::Mix(mixing) => *lock(&shared.mix) = Some(mixing),
+            NodeStep::Mix(mixing) => shared.let_mix(mixing),
             NodeStep::Forget { below } => {
                 shared.settle_folding();
                 shared.free_below(below);

@@ -279,8 +279,7 @@ impl Node {
                 return Err(refused);
             }
             let left = deadline.map_or(CALLER_TIMEOUT, |at| at.saturating_duration_since(Instant::now()));
-            let taken = self.hub.wait_for(left.min(CALLER_TIMEOUT), || lock(&self.shared.mix).take());
-            if let Some(mixing) = taken {
+            if let Some(mixing) = self.shared.wait_to_mix(left.min(CALLER_TIMEOUT)) {
                 break mixing;
             }
             if deadline.is_some_and(|at| Instant::now() >= at) || !goes_on(go_on) {
