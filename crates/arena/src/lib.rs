@@ -42,7 +42,7 @@ pub use attachments::Attached;
 pub use claim::Claim;
 #[cfg(target_os = "linux")]
 pub use foreign::Foreign;
-pub use room::room;
+pub use room::{available, room};
 #[cfg(target_os = "linux")]
 pub use shared::Access;
 #[cfg(target_os = "linux")]

@@ -1,6 +1,8 @@
-//! Checks whether the process may allocate more memory. Batch systems limit a process's address space
+//! How much more memory the process may allocate. Batch systems limit a process's address space
 //! (`ulimit -v`), and a failed allocation aborts the process. So callers that need much memory call [`room`]
-//! first, which returns an error instead.
+//! first, which returns an error instead. [`available`] tells them how much they may plan with.
+
+use std::path::{Path, PathBuf};
 
 use crate::ArenaError;
 
@@ -18,6 +20,36 @@ pub fn room(bytes: u64) -> Result<(), ArenaError> {
         Some(limit) => check(bytes, limit, used(&read("/proc/self/status")).unwrap_or(0)),
         None => Ok(()),
     }
+}
+
+/// Bytes that the process can probably still allocate: what the system reports as available, or less if a
+/// control group or a limit of the address space leaves less. `None` on systems that do not say.
+pub fn available() -> Option<u64> {
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    let system = mem_available(&read(Path::new("/proc/meminfo")))?;
+    let groups = groups(&read(Path::new("/proc/self/cgroup")));
+    let group = groups.iter().filter_map(|group| {
+        let number = |file| read(&group.join(file)).trim().parse::<u64>().ok();
+        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    });
+    let status = read(Path::new("/proc/self/status"));
+    let address_space = address_space(&read(Path::new("/proc/self/limits")))
+        .map(|limit| limit.saturating_sub(used(&status).unwrap_or(0)).saturating_sub(RESERVE));
+    group.chain(address_space).chain([system]).min()
+}
+
+/// Memory that the system reports as available, in bytes, from `/proc/meminfo`.
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The folders of the process's control group and of all groups above it (cgroup v2), from
+/// `/proc/self/cgroup`.
+fn groups(own: &str) -> Vec<PathBuf> {
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
+    let root = Path::new("/sys/fs/cgroup");
+    root.join(path).ancestors().take_while(|group| *group != root).map(Path::to_path_buf).collect()
 }
 
 fn check(bytes: u64, limit: u64, used: u64) -> Result<(), ArenaError> {
@@ -67,6 +99,16 @@ mod tests {
         assert_eq!(address_space(limits), Some(3_072_000_000));
         assert_eq!(used("VmPeak:\t 9 kB\nVmSize:\t    2048 kB\n"), Some(2 << 20));
         assert_eq!(used("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn available_memory_and_the_groups_that_limit_it_are_read() {
+        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
+        let folders = |own| groups(own).iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(folders("3:cpu:/x\n0::/a/b\n"), ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a"]);
+        assert!(folders("0::/\n").is_empty(), "the root has no limit");
+        assert!(folders("3:cpu:/x\n").is_empty());
     }
 
     #[test]

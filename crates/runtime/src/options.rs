@@ -324,6 +324,9 @@ const LEAST_CHUNK: u32 = 16 << 10;
 /// A link that breaks loses the chunk that is on its way, so this share of an update: 1 / 64.
 const CHUNKS_OF_AN_UPDATE: u64 = 64;
 const LEAST_STAGING: u64 = 64 << 20;
+/// A server that folds by itself may stage updates in this share of the available memory: 1 / 4. Its clients
+/// may be on the same machine.
+const SHARE_OF_MEMORY: u64 = 4;
 
 /// Default payload bytes of a chunk of an update of `bytes` bytes.
 pub(crate) fn usual_chunk(bytes: u64) -> u32 {
@@ -332,14 +335,20 @@ pub(crate) fn usual_chunk(bytes: u64) -> u32 {
 }
 
 impl ServerOptions {
-    /// Maximum number of bytes of staged updates, if an update has `update` bytes.
-    pub fn staging_bytes(&self, update: u64) -> u64 {
-        self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
+    /// Maximum number of bytes of staged updates, if an update has `update` bytes and `available` bytes of
+    /// memory are available.
+    ///
+    /// A client that waits for a place leaves its link unused. So a server that folds by itself has as many
+    /// places as memory allows; they take memory only once they are used. The pool of workers takes its memory
+    /// at once, so it is small.
+    pub fn staging_bytes(&self, update: u64, available: Option<u64>) -> u64 {
+        let memory = available.filter(|_| self.workers.is_none()).unwrap_or(0) / SHARE_OF_MEMORY;
+        self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING).max(memory))
     }
 
-    /// Maximum number of updates of `update` bytes that are staged at a time.
+    /// Maximum number of updates of `update` bytes that workers can have staged at a time.
     pub fn places(&self, update: u64) -> u32 {
-        let places = self.staging_bytes(update) / update.max(1);
+        let places = self.staging_bytes(update, None) / update.max(1);
         u32::try_from(places).unwrap_or(u32::MAX).clamp(1, self.wanted().max(1))
     }
 
@@ -472,4 +481,30 @@ impl Default for ClientOptions {
 /// Seconds as a duration. An impossible value counts as zero, but options are checked before this is called.
 pub(crate) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn staging_follows_the_available_memory_unless_it_is_set() {
+        let options = ServerOptions { expected: 16, ..ServerOptions::default() };
+        assert_eq!(options.staging_bytes(MIB, None), 64 * MIB);
+        assert_eq!(options.staging_bytes(100 * MIB, None), 200 * MIB);
+        assert_eq!(options.staging_bytes(100 * MIB, Some(4000 * MIB)), 1000 * MIB);
+        assert_eq!(options.staging_bytes(1000 * MIB, Some(4000 * MIB)), 2000 * MIB, "two updates at least");
+        let set = ServerOptions { staging: Some(MIB), ..options };
+        assert_eq!(set.staging_bytes(100 * MIB, Some(4000 * MIB)), MIB);
+    }
+
+    #[test]
+    fn the_pool_of_workers_does_not_follow_the_available_memory() {
+        let workers = serde_json::from_str(r#"{"count": 2, "split": "clients", "command": []}"#).unwrap();
+        let options = ServerOptions { expected: 16, workers: Some(workers), ..ServerOptions::default() };
+        assert_eq!(options.staging_bytes(100 * MIB, Some(64_000 * MIB)), 200 * MIB);
+        assert_eq!(options.places(100 * MIB), 2);
+    }
 }

@@ -78,7 +78,7 @@ impl Pool {
     pub fn new(plan: Plan) -> Result<Self, PoolError> {
         let bytes = plan.bytes();
         // Check first: the kernel would hand out pages until it has to kill a process.
-        if let Some(available) = available().filter(|&available| bytes > available) {
+        if let Some(available) = thalweg_arena::available().filter(|&available| bytes > available) {
             return Err(PoolError::TooLarge { bytes, available });
         }
         let arena = Arena::shared(bytes, Access::Read)?;
@@ -206,11 +206,4 @@ impl Object {
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
-}
-
-/// Memory in bytes that the system reports as available.
-fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }

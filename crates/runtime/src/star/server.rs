@@ -314,7 +314,7 @@ impl HubPolicy for Star {
 /// decides, even if clients of other nodes move to this node.
 fn staging(options: &ServerOptions, update: u64) -> u64 {
     match options.workers {
-        None => options.staging_bytes(update),
+        None => options.staging_bytes(update, thalweg_arena::available()),
         Some(_) => u64::from(options.places(update)).saturating_mul(update),
     }
 }
