@@ -30,7 +30,7 @@ from thalweg.models import MODELS
 from thalweg.network import profiles
 from thalweg.plan import Plan, check_transport
 from thalweg.plan.combinations import setting_words
-from thalweg.plan.effects import JOBS
+from thalweg.plan.effects import JOBS, LINES
 from thalweg.record.rows import TABLES
 from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
 from thalweg.sections.marks import Source, Words
@@ -103,6 +103,11 @@ def algorithm_shapes() -> str:
 def transport_shapes() -> str:
     """Return which shapes of jobs go over which transport, as plans are checked, and why others do not."""
     return _matrix([(f"`{one.name}`", _refused(one)) for one in registry.transports()], list(LEAST))
+
+
+def compression_shapes() -> str:
+    """Return which shapes of jobs can compress in which direction, as plans are checked, and why others cannot."""
+    return _matrix([(f"`{way}`", LINES[f"compression.{way}"].without) for way in ("scheme", "down")], list(JOBS))
 
 
 def _refused(transport: Transport) -> Mapping[str, str]:
@@ -421,6 +426,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
     "algorithms": algorithms,
     "algorithm_shapes": algorithm_shapes,
+    "compression_shapes": compression_shapes,
     "transport_shapes": transport_shapes,
     "bench": bench,
     "commands": commands,

@@ -102,6 +102,58 @@ def damaged(file: Path) -> None:
         client.run()
 
 
+def both_ways(
+    folder: Path, rounds: int, *, resume: bool = False, record: str = "record", momentum: bool = False
+) -> Any:
+    """Run so many rounds that compress both ways; return the server's model and the clients' model."""
+    algorithm: str | dict[str, float | bool | str] = "fedavg"
+    if momentum:
+        algorithm = {"name": "fedavgm", "server_momentum": 0.5}
+    with thalweg.Server(
+        Uneven(),
+        clients=1,
+        compression="int4",
+        compression_down="int2",
+        record=None if resume else folder / record,
+        resume=folder / record if resume else None,
+    ) as server:
+        client = thalweg.Client(
+            Uneven(),
+            server.address,
+            name="one",
+            data=(),
+            compression="int4",
+            compression_down="int2",
+            residual=folder / f"{record}.residual",
+        )
+        thread = threading.Thread(target=client.run, daemon=True)
+        thread.start()
+        for _ in thalweg.rounds(server, rounds, algorithm=algorithm):
+            pass
+        held = server._core.held  # noqa: SLF001 - what a checkpoint has
+        assert held is not None
+        values = server.model["w"].copy(), np.asarray(held)[: 4 * VALUES].view(np.float32).copy()
+    thread.join()
+    return values
+
+
+def test_the_way_down_sends_later_what_it_leaves_out(tmp_path: Path) -> None:
+    model, held = both_ways(tmp_path, 80)
+    # 2 bits round each change of the small values to 0 for a while.
+    assert abs(model[1:].mean() - SMALL) < 0.2 * SMALL
+    assert abs(held[1:].mean() - SMALL) < 0.2 * SMALL
+    assert (model != held).any()
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_a_resumed_server_goes_on_with_the_model_that_clients_had(tmp_path: Path, momentum: bool) -> None:
+    whole = both_ways(tmp_path, 9, record="whole", momentum=momentum)
+    both_ways(tmp_path, 4, record="part", momentum=momentum)
+    part = both_ways(tmp_path, 5, resume=True, record="part", momentum=momentum)
+    for one, other in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_ends_that_do_not_agree_are_told_so() -> None:
     with thalweg.Server(Uneven(), clients=1, compression="int8") as server:
         client = thalweg.Client(Uneven(), server.address, name="one", data=(), compression="int4", timeout=2)
@@ -123,6 +175,13 @@ def test_ends_that_do_not_agree_are_told_so() -> None:
         ("[compression]\nscheme = 'int8'\n[job]\ngoal = 2\n[aggregation]\nstale = 2", "an update that is late"),
         ("[compression]\nscheme = 'int8'\n[transport]\nurl = 'unifl'", "behind a hole a compressed chunk"),
         ("[compression]\nscheme = 'int8'\n[job]\ngraph = 'ring'", "layers.compress makes up for"),
+        ("[compression]\ndown = 'int8'", "clients send whole models"),
+        ("[compression]\nscheme = 'int8'\ndown = 'int3'", "int8, int4, int2, or topk:F"),
+        ("[compression]\nscheme = 'int8'\ndown = 'int8'\n[repair]\nresend = false", "out of step"),
+        (
+            "[compression]\nscheme = 'int8'\ndown = 'int8'\n[aggregation]\nshape = 'tree'\n[nodes]\ncount = 2",
+            "each node would round a model of its own",
+        ),
     ],
 )
 def test_what_cannot_be_compressed_is_refused_with_the_reason(text: str, match: str) -> None:

@@ -26,6 +26,7 @@ from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
 from thalweg.job.common import server_reports
 from thalweg.job.common.parties import CLIENTS, SERVER, algorithm_table, evaluators
+from thalweg.job.star import compressing
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
@@ -85,6 +86,7 @@ class Server:
         partial: str = "discard",
         deterministic: bool = False,
         compression: str | None = None,
+        compression_down: str | None = None,
         pki: Path | str | None = None,
         tensors: str | Sequence[str] | None = None,
         evaluate: Literal["server", "clients", "both"] | None = None,
@@ -102,14 +104,15 @@ class Server:
         what becomes of an update of which only a part arrived: it is dropped (``discard``), or what came of it counts
         (``keep``).
         With ``deterministic`` the mean has the same bits in any order of arrival. ``compression`` is the plan's
-        ``compression.scheme``, as ``int8`` or ``topk:0.01``, and clients must have the same. ``tensors`` says which
-        tensors travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says
-        who evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
-        default the server evaluates, but clients do if trained tensors stay with them. ``record`` is a folder that gets
-        the record of this job. ``resume`` is a record to continue: ``number`` is then the last round in it. ``track``
-        names trackers that get each round of the record, as ``tensorboard:boards`` (docs/how-to/trackers.md). One that
-        fails is logged as a warning, and the job goes on; at the end ``close`` waits at most 60 s for them. Raises
-        PlanError, PackageError, LinkError, ModelError, RecordError, CoreError.
+        ``compression.scheme``, as ``int8`` or ``topk:0.01``, and ``compression_down`` its ``compression.down``; clients
+        must have the same. ``tensors`` says which tensors travel. Without it the app's ``tensors`` says so, and without
+        that all tensors travel. ``evaluate`` says who evaluates: the server evaluates the global model, or each client
+        evaluates the model that it has trained. By default the server evaluates, but clients do if trained tensors stay
+        with them. ``record`` is a folder that gets the record of this job. ``resume`` is a record to continue:
+        ``number`` is then the last round in it. ``track`` names trackers that get each round of the record, as
+        ``tensorboard:boards`` (docs/how-to/trackers.md). One that fails is logged as a warning, and the job goes on; at
+        the end ``close`` waits at most 60 s for them. Raises PlanError, PackageError, LinkError, ModelError,
+        RecordError, CoreError.
         """
         from thalweg.plan import Plan
         from thalweg.plan.options import server_options
@@ -123,11 +126,12 @@ class Server:
         job: dict[str, float | str | None] = {"clients": clients, "choose": choose, "enough": enough, "goal": goal}
         job |= {"deadline": deadline, "grace": grace, "evaluate": evaluate}
         aggregation = {"partial": partial, "deterministic": deterministic, "stale": stale}
+        compressed = {"scheme": compression, "down": compression_down}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},
             "aggregation": {key: value for key, value in aggregation.items() if value is not None},
-            "compression": {} if compression is None else {"scheme": compression},
+            "compression": {key: value for key, value in compressed.items() if value is not None},
             "security": {} if pki is None else {"pki": str(pki)},
             "app": name_of(app),
             "model": {} if (words := apps.own_tensors(app, tensors)) is None else {"tensors": words},
@@ -155,7 +159,10 @@ class Server:
             self._recording = self._record(plan, listen, None if resume is None else Path(resume))
         self.number = 0 if self._recording is None else self._recording.done
         # The optimizer's state of a resumed record, until ``learn_by`` takes it.
-        self._resumed = None if self._recording is None else self._recording.record.state
+        self._resumed = None
+        if self._recording is not None:
+            self._resumed = compressing.resumed(self._core, self._recording.record.state)
+            self._recording.record.state = self._resumed
 
     def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
         from thalweg.job.star.record import Recording
@@ -307,7 +314,7 @@ class Server:
         data = self._test_data() if data is None else data
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
-            state = None if self._step is None else self._step.state()
+            state = compressing.with_held(None if self._step is None else self._step.state(), self._core)
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None, state)
         return Round(outcome.round, metrics | of_clients(outcome), wire.values_of(outcome))
 
@@ -375,23 +382,24 @@ class Client:
         timeout: float = 30.0,
         tensors: str | Sequence[str] | None = None,
         compression: str | None = None,
+        compression_down: str | None = None,
         residual: Path | str | None = None,
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
         No two clients of a job have the same ``name``. Without ``data`` the data comes from the app's ``client_data()``
         or ``train_data()``. ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors
-        travel, and must agree with the server's. So must ``compression``. The file ``residual`` then keeps what
-        compression has left out, so that a client that starts anew goes on with it. Raises LinkError, PlanError,
-        ModelError.
+        travel, and must agree with the server's. So must ``compression`` and ``compression_down``. The file
+        ``residual`` then keeps what compression has left out, so that a client that starts anew goes on with it. Raises
+        LinkError, PlanError, ModelError.
         """
-        from thalweg.plan.options import compressing
+        from thalweg.plan import options as options_of
         from thalweg.transports import links, pki, registry
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
         options: dict[str, object] = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
-        options |= {"layers": compressing(compression)}
+        options |= {"layers": options_of.compressing(compression, compression_down)}
         options |= {} if residual is None else {"residual": str(residual)}
         self.app, self.name, self.data = app, name, data
         self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from thalweg.record import Record
+from thalweg.record.checkpoint import read_state
 
 pytestmark = pytest.mark.e2e
 
@@ -68,6 +69,38 @@ def test_a_resumed_run_goes_on_with_what_was_left_out(result: Callable[..., Any]
     again = result("run", "--resume", said["record"], "--rounds", "3")
     assert len(Record(tmp_path / again["record"]).entries) == 3
     assert file.read_bytes() != before
+
+
+@pytest.mark.parametrize(("shape", "transport"), [("star", "tcp"), ("star", "ltp"), ("tree", "grpc")])
+def test_models_travel_in_fewer_bytes_too(
+    result: Callable[..., Any], tmp_path: Path, shape: str, transport: str
+) -> None:
+    (tmp_path / "plan.toml").write_text(TRAINED + f"[aggregation]\nshape = '{shape}'\n")
+    options = ["--compression", "int4", "--compression-down", "int8", "--transport", transport]
+    said = result("run", "plan.toml", *options, "--rounds", "3")
+    record = Record(tmp_path / said["record"])
+    assert all(entry["complete"] for entry in record.entries)
+    assert all(share < 0.16 for share in shares(record, "up"))
+    down = shares(record, "down")
+    assert all(share > 0.9 for share in down[:2]), "the first round sends the whole model"
+    assert len(down) == 6
+    assert all(share < 0.28 for share in down[2:])
+    facts = record.manifest["compression"]["down"]
+    assert facts["scheme"] == "int8"
+    assert facts["ratio"] == pytest.approx(facts["model_bytes"] / facts["wire_bytes"])
+
+
+def test_a_resumed_run_sends_all_clients_the_model_that_they_had(result: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(TRAINED)
+    said = result("run", "plan.toml", "--compression", "int8", "--compression-down", "int2")
+    state = read_state(tmp_path / said["record"] / "checkpoint.safetensors")
+    assert state is not None
+    assert all(name.startswith("compression/") for name in state)
+    again = result("run", "--resume", said["record"], "--rounds", "4")
+    record = Record(tmp_path / again["record"])
+    assert len(record.entries) == 4
+    # Rounds 1 and 3 begin with clients that have no model.
+    assert [share > 0.9 for share in shares(record, "down")] == [True, True, False, False] * 2
 
 
 def test_a_tree_adds_up_compressed_updates(result: Callable[..., Any], tmp_path: Path) -> None:

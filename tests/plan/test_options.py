@@ -82,6 +82,13 @@ def test_a_compression_is_an_option_of_both_ends() -> None:
     assert plan.layers.emulation() == {}
 
 
+def test_a_compression_of_the_way_down_is_an_option_of_both_ends() -> None:
+    plan = Plan.loads("[compression]\nscheme = 'int4'\ndown = 'int8'")
+    layers = {"compress": {"scheme": "int4", "down": "int8"}}
+    assert server_options(plan, Trust())["layers"] == client_options(plan, Trust(), seed=4)["layers"] == layers
+    assert of_both_ends(plan) == layers
+
+
 def test_without_enough_one_update_is() -> None:
     assert server_options(Plan.of({}), Trust())["enough"] == 1
 

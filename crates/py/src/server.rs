@@ -158,6 +158,18 @@ impl Server {
         }))
     }
 
+    /// The model that clients had before they trained in the last round, if `layers.compress.down` is on and there
+    /// was a round; else None. It shows the memory that the next round changes.
+    #[getter]
+    fn held(&self) -> PyResult<Option<Arena>> {
+        self.with(|s| Ok(s.held().map(|(arena, layout)| Arena { arena, layout: (*layout).clone() })))
+    }
+
+    /// Goes on with the clients' model of an earlier server. It is copied.
+    fn resume_held(&self, held: &Arena) -> PyResult<()> {
+        self.with(|s| s.resume_held(&held.arena).map_err(raise))
+    }
+
     /// Tells every client that the job is over, and stops.
     fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let held = self.inner.get()?;

@@ -429,6 +429,17 @@ impl ServerOptions {
                 return bad("workers fold whole updates: with them partial has to be discard");
             }
         }
+        if let Some(compress) = self.layers.compress.filter(|compress| compress.down.is_some()) {
+            if compress.scheme.is_none() {
+                return bad("compress.down needs compress.scheme: without it clients send whole models");
+            }
+            if self.repair.stand_in().is_some() {
+                return bad("compress.down needs repair.resend: a client that lacks a part is out of step");
+            }
+            if self.sums {
+                return bad("compress.down is for a server whose rounds end with a model, not with sums");
+            }
+        }
         match self.baseline() {
             Some(choice) if !BASELINES => {
                 return Err(thalweg_transport::Error::no_baselines("start server", choice).into());

@@ -190,6 +190,131 @@ fn a_residual_lives_in_its_file_and_a_wrong_one_ends_the_client() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+fn both_ways(down: &str) -> Value {
+    json!({ "layers": { "compress": { "scheme": "int8", "down": down } } })
+}
+
+/// Runs a client on a thread that takes part in `rounds` rounds. It adds to each value a number of its own, and
+/// returns the checksum of the model that each round began with.
+fn following(
+    address: &str,
+    name: &str,
+    options: Value,
+    rounds: usize,
+) -> JoinHandle<Result<Vec<(u32, u32)>, String>> {
+    let (address, name) = (address.to_owned(), name.to_owned());
+    let options: ClientOptions = serde_json::from_value(options).unwrap();
+    thread::spawn(move || {
+        let mut client = Client::start(&address, &name, options, None).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        let mut seen = Vec::new();
+        loop {
+            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
+                Some(ClientEvent::Ready { round, .. }) => {
+                    let (arena, layout) = client.model().unwrap();
+                    let mut model = arena.claim(arena.range()).unwrap();
+                    seen.push((round, thalweg_wire::checksum(&model)));
+                    let place = layout.tensors()[0].range();
+                    let words = model[place.start as usize..place.end as usize].chunks_exact_mut(4);
+                    for (at, word) in words.enumerate() {
+                        let value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                        let change = ((at * 31 + round as usize * 17 + name.len()) % 101) as f32 / 500.0;
+                        word.copy_from_slice(&(value + change).to_le_bytes());
+                    }
+                    drop(model);
+                    client.submit(round, 1.0, "{}".into()).unwrap();
+                }
+                Some(ClientEvent::Verdict { .. }) if seen.len() == rounds => {
+                    client.close("it has had enough");
+                    return Ok(seen);
+                }
+                Some(ClientEvent::Finished(Ok(_))) => return Ok(seen),
+                Some(ClientEvent::Finished(Err(why))) => return Err(why.to_string()),
+                None => return Err("the test hangs".into()),
+                Some(_) => {}
+            }
+        }
+    })
+}
+
+/// Clients come late, leave and are drawn by lot. Each has the bits of the server's notion of the clients' model.
+#[test]
+fn models_that_are_sent_as_differences_are_the_servers_bit_for_bit() {
+    for (address, down) in ADDRESSES.into_iter().zip(["int8", "int4", "int2", "topk:0.05"]) {
+        let layout = layout(20_000);
+        let mut options = both_ways(down);
+        let more = json!({ "expected": 3, "choose": 2, "enough": 2, "partial": "keep" });
+        options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (mut server, model) = server(&layout, address, options);
+        fill(&model, &layout, 0.5, 3);
+        let start = |name: &str, rounds| following(&server.address(), name, both_ways(down), rounds);
+        let mut clients = vec![start("a", 99), start("bb", 99), start("ccc", 3)];
+        let (mut held, mut shares) = (Vec::new(), Vec::new());
+        server.wait(3, Some(LIMIT), None);
+        for number in 1..=9 {
+            if number == 5 {
+                clients.push(start("dddd", 99));
+                server.wait(3, Some(LIMIT), None);
+            }
+            let outcome = round(&server, number).unwrap();
+            let (version, _) = server.held().unwrap();
+            held.push(thalweg_wire::checksum(&version.lend(version.range()).unwrap()));
+            let all = outcome["transfers"].as_array().unwrap().iter();
+            let ways = all.filter(|way| way["direction"] == "down" && way["complete"] == true);
+            shares
+                .extend(ways.map(|way| way["wire_bytes"].as_f64().unwrap() / way["bytes"].as_f64().unwrap()));
+        }
+        server.close("done");
+        for client in clients {
+            for (round, checksum) in client.join().unwrap().unwrap() {
+                assert_eq!(checksum, held[round as usize - 1], "{address} {down}: round {round}");
+            }
+        }
+        let few = shares.iter().filter(|share| **share < 0.3).count();
+        // grpc says that a model is sent while its last part is still in HTTP/2's buffers, so it counts fewer bytes.
+        let whole = shares.iter().filter(|share| **share > 0.45).count();
+        assert_eq!(few + whole, shares.len(), "{address}: {shares:?}");
+        assert!(few >= 4 && whole >= 3, "{address}: {few} differences, {whole} whole models");
+    }
+}
+
+#[test]
+fn what_the_way_down_leaves_out_gets_there_later() {
+    let layout = layout(1024);
+    let (mut server, model) = server(&layout, "memory://down:0", both_ways("int2"));
+    let thread = following(&server.address(), "a", both_ways("int2"), 99);
+    server.wait(1, Some(LIMIT), None);
+    let error = |server: &thalweg_runtime::Server| {
+        let (held, of) = server.held().unwrap();
+        floats(&held, &of).iter().zip(floats(&model, &layout)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    for number in 1..=40 {
+        round(&server, number).unwrap();
+    }
+    // The model has grown by about 4, and clients are never more than a few rounds behind.
+    assert!(floats(&model, &layout)[1] > 3.0);
+    assert!(error(&server) < 1.0, "{}", error(&server));
+    server.close("done");
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn differences_of_models_need_updates_that_are_differences() {
+    for (options, why) in [
+        (json!({ "layers": { "compress": { "down": "int8" } } }), "compress.scheme"),
+        (json!({ "layers": both_ways("int8")["layers"], "repair": { "resend": false } }), "repair.resend"),
+        (json!({ "layers": both_ways("int8")["layers"], "sums": true }), "with sums"),
+    ] {
+        let options: thalweg_runtime::ServerOptions = serde_json::from_value(options).unwrap();
+        let refused = options.check().unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+    let (server, _) = server(&layout(1024), "tcp://127.0.0.1:0", both_ways("int8"));
+    let mut options = compressed("int8");
+    options["timeout"] = json!(0.5);
+    assert!(client(&server.address(), "a", options, 1.0, 1).join().unwrap().is_err());
+}
+
 #[test]
 fn ends_with_other_schemes_do_not_meet() {
     let (server, _) = server(&layout(1024), "tcp://127.0.0.1:0", compressed("int8"));

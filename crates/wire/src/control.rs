@@ -18,7 +18,7 @@
 use serde::{Deserialize, Serialize};
 
 pub use crate::forward::Forward;
-pub use crate::parcel::{Content, Parcel, MAX_HEAD};
+pub use crate::parcel::{Content, Parcel, Tracked, MAX_HEAD};
 pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 
 use crate::{difference, text, Allowance, Layout, LayoutHash, Ranges, TensorSpec, WireError, MAX_CONTROL};
@@ -454,6 +454,19 @@ mod tests {
                 same_as: Some(2),
                 weight: 10.0,
                 deadline: Some(5_000_000),
+            }),
+            Control::Offer(Parcel {
+                number: 2,
+                pushed: true,
+                head: b"{}".to_vec(),
+                content: Content::Tracked(Tracked {
+                    layout: LayoutHash(3),
+                    is_difference: true,
+                    checksum: u32::MAX,
+                }),
+                same_as: None,
+                weight: 0.0,
+                deadline: None,
             }),
             Control::Idle,
             Control::Layout(layout),

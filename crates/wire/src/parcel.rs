@@ -45,6 +45,21 @@ pub enum Content {
     Subset(Vec<u32>),
     /// Tensors with a layout of their own.
     Tensors(Layout),
+    /// The model of a job that sends it compressed.
+    Tracked(Tracked),
+}
+
+/// A model that is compressed round after round. The sender knows exactly which model its receivers have, and
+/// sends those that have the one before only by how much it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracked {
+    /// The hash of the model's layout.
+    pub layout: LayoutHash,
+    /// Whether the float32 values are differences from the model that the receiver got last. All other values
+    /// are whole. If not, all values are whole.
+    pub is_difference: bool,
+    /// The CRC-32C of the whole model that the receiver has afterwards.
+    pub checksum: u32,
 }
 
 impl Content {
@@ -67,11 +82,15 @@ impl Content {
     pub fn layout(&self, base: &Layout) -> Result<Layout, WireError> {
         match self {
             Self::Nothing => Layout::new(Vec::new()),
-            Self::Whole(hash) if *hash == base.hash() => Ok(base.clone()),
-            Self::Whole(hash) => Err(WireError::Layout(format!(
-                "the parcel has layout {hash}, and what it answers {}; use the same model",
-                base.hash()
-            ))),
+            Self::Whole(hash) | Self::Tracked(Tracked { layout: hash, .. }) if *hash == base.hash() => {
+                Ok(base.clone())
+            }
+            Self::Whole(hash) | Self::Tracked(Tracked { layout: hash, .. }) => {
+                Err(WireError::Layout(format!(
+                    "the parcel has layout {hash}, and what it answers {}; use the same model",
+                    base.hash()
+                )))
+            }
             Self::Subset(places) => chosen(base, places),
             Self::Tensors(layout) => Ok(layout.clone()),
         }

@@ -236,7 +236,18 @@ def _training(plan: Plan) -> None:
 def _compression(plan: Plan) -> None:
     scheme = plan.compression.scheme
     if scheme is None:
+        if plan.compression.down is not None:
+            raise PlanError(
+                "compression.down needs compression.scheme: without it clients send whole models, which lack what the "
+                "way down has left out",
+                "Give compression.scheme, as int8, or remove compression.down",
+            )
         return
+    if plan.compression.down is not None and not plan.repair.resend:
+        raise PlanError(
+            "with repair.resend = false a client may lack a part of a difference, and would be out of step ever after",
+            "Remove compression.down, or repair.resend",
+        )
     if plan.layers.compress is not None:
         raise PlanError(
             "compression.scheme and layers.compress both say in how many bits values travel",

@@ -295,6 +295,11 @@ LINES: Final[Mapping[str, Line]] = {
         graph="algorithm.name = 'choco' with layers.compress makes up for what rounding leaves out",
         flower="the app's own strategy adds up its replies; layers.compress rounds them",
     ),
+    "compression.down": _except(
+        nodes="each node would round a model of its own, and its clients would train another one",
+        graph="nodes send each other their models; there is no way down",
+        flower="the app's own strategy makes what it sends; layers.compress rounds it",
+    ),
     "hosts.server": _served(
         "there is no server; hosts.nodes says where nodes listen", "`thalweg flower server` says where it listens"
     ),

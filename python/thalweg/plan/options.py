@@ -169,16 +169,18 @@ def node_options(
     return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
-def compressing(scheme: str | None) -> dict[str, Table]:
-    """Return the option of the layers with which both ends of a link compress updates by a scheme."""
-    return {} if scheme is None else {"compress": {"scheme": scheme}}
+def compressing(scheme: str | None, down: str | None = None) -> dict[str, Table]:
+    """Return the option of the layers with which both ends of a link compress updates, and models by ``down``."""
+    schemes = {"scheme": scheme, "down": down}
+    chosen = {name: value for name, value in schemes.items() if value is not None}
+    return {"compress": chosen} if chosen else {}
 
 
 def of_both_ends(plan: Plan) -> dict[str, Table]:
     """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
     layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
     chosen: dict[str, Table] = {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
-    return chosen | compressing(plan.compression.scheme)
+    return chosen | compressing(plan.compression.scheme, plan.compression.down)
 
 
 def mixing_of(plan: Plan) -> str:

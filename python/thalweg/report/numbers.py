@@ -188,6 +188,7 @@ def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None 
     words = [plan.scheme, congestion or named_congestion(plan) or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
     words += [plan.layers.format or plan.compression.scheme or ""]
+    words += [f"down {plan.compression.down}" if plan.compression.down else ""]
     words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]
     return " ".join(word for word in words if word)
 

@@ -587,6 +587,15 @@ class CompressionSection(Section):
         description="int8, int4 and int2: bits of a value, scaled by blocks of 256; topk:F: the share F of values that "
         "changed most, as topk:0.01. Clients send by how much their float32 values differ from the received model",
     )
+    down: Annotated[
+        Scheme | None,
+        Core("layers.compress.down", client=True),
+        Option("compression-down", of=BOTH, metavar="SCHEME"),
+    ] = Field(
+        None,
+        description="a scheme for the way down, beside compression.scheme: the server sends by how much its model "
+        "differs from the one that clients have, and a client that is not in step gets the whole model",
+    )
 
 
 class HostsSection(Section):

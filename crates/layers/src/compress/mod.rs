@@ -21,11 +21,13 @@ use thalweg_transport::{
 use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, WireError};
 
 mod codec;
+pub mod down;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod scheme;
 pub use codec::Format;
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
+pub use low_rank::{Factors, LowRank};
 pub use scheme::{floats, put_back, Scheme};
 
 use crate::buffers::Buffers;
@@ -48,30 +50,40 @@ pub struct Compress {
     /// The scheme by which senders round their updates before they send them. The layer encodes rounded values
     /// exactly, and sends all others as they are.
     pub scheme: Option<Scheme>,
+    /// The scheme by which the server rounds how its model changes ([`down`]), if it sends that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub down: Option<Scheme>,
 }
 
 impl From<Format> for Compress {
     fn from(format: Format) -> Self {
-        Self { format, scheme: None }
+        Self { format, scheme: None, down: None }
     }
 }
 
 impl From<Scheme> for Compress {
     fn from(scheme: Scheme) -> Self {
-        Self { format: Format::default(), scheme: Some(scheme) }
+        Self { format: Format::default(), scheme: Some(scheme), down: None }
     }
 }
 
 impl fmt::Display for Compress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.scheme {
-            Some(scheme) => write!(f, "{scheme} with error feedback"),
-            None => write!(f, "{:?}", self.format),
+        match (self.scheme, self.down) {
+            (Some(scheme), None) => write!(f, "{scheme} with error feedback"),
+            (Some(scheme), Some(down)) => write!(f, "{scheme} with error feedback, and {down} down"),
+            (None, _) => write!(f, "{:?}", self.format),
         }
     }
 }
 
 impl Compress {
+    /// The layer as the side that sends needs it: with the scheme of its direction.
+    fn sending(self, side: Side) -> Self {
+        let down = self.down.filter(|_| side == Side::Accepted);
+        Self { scheme: down.or(self.scheme), ..self }
+    }
+
     /// Appends the encoded piece to `out`.
     fn write(self, piece: Range, bytes: &[u8], raw: &Ranges, out: &mut Vec<u8>) {
         match self.scheme {
@@ -83,7 +95,8 @@ impl Compress {
     /// How many plain bytes a payload of `room` bytes holds, if each piece becomes smaller.
     fn holds(self, room: u32) -> u32 {
         let plain = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
-        let block = self.scheme.map_or(plain, Scheme::block_bytes);
+        // A chunk has the same length in both directions.
+        let block = self.scheme.into_iter().chain(self.down).map(Scheme::block_bytes).max().unwrap_or(plain);
         let blocks = u64::from(room).saturating_sub(PREFACE as u64) / block;
         u32::try_from(blocks * BLOCK).unwrap_or(u32::MAX).clamp(room.min(64), thalweg_wire::MAX_CHUNK)
     }
@@ -112,6 +125,7 @@ impl Links for Compressing {
         Arc::new(CompressedLink {
             inner,
             layer: self.layer,
+            sends: self.layer.sending(self.side),
             last_raw: Mutex::default(),
             copied: AtomicU64::new(0),
             buffers: Buffers::default(),
@@ -153,6 +167,8 @@ fn agree(ours: Compress, message: &[u8]) -> Result<()> {
 struct CompressedLink {
     inner: Arc<dyn Link>,
     layer: Compress,
+    /// The layer with the scheme of what this side sends.
+    sends: Compress,
     /// The ranges that are not float32 values, of the layout that was sent last.
     last_raw: Mutex<Option<(LayoutHash, Arc<Ranges>)>>,
     /// Bytes that were encoded or decoded into another buffer.
@@ -213,7 +229,7 @@ impl CompressedLink {
             for part in parts(piece, room) {
                 let at = (part.start - chunk.range().start) as usize;
                 let before = batch.bytes.len();
-                self.layer.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
+                self.sends.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
                 if batch.bytes.len() - start > room && part.start > begin {
                     let moved = batch.bytes.split_off(before);
                     batch.end(start, part.start - begin, wrong);

@@ -375,7 +375,7 @@ pub fn floats(layout: &Layout, bytes: usize) -> Vec<std::ops::Range<usize>> {
     ranges.filter(|range| range.start < range.end && range.end <= bytes).collect()
 }
 
-fn value(word: &[u8]) -> f32 {
+pub(super) fn value(word: &[u8]) -> f32 {
     f32::from_le_bytes([word[0], word[1], word[2], word[3]])
 }
 

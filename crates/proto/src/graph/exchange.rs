@@ -303,7 +303,9 @@ impl Node {
         let parcel = peer.sending;
         let Some(wanted) = peer.out.next() else { return self.pass_next(index) };
         match link {
-            Some(link) => self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted }),
+            Some(link) => {
+                self.roster.act(Action::SendParcel { links: vec![link], parcel, difference: false, wanted })
+            }
             None => self.dial_act(index, ClientAction::SendParcel { parcel, wanted }),
         }
     }

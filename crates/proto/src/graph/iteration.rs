@@ -239,7 +239,7 @@ impl Node {
             }
         }
         if !links.is_empty() {
-            self.roster.act(Action::SendParcel { links, parcel: number, wanted });
+            self.roster.act(Action::SendParcel { links, parcel: number, difference: false, wanted });
         }
     }
 
@@ -251,7 +251,12 @@ impl Node {
             (peer.out, peer.sending) = (Outgoing::pushed(), number);
             match link {
                 Some(link) => {
-                    self.roster.act(Action::SendParcel { links: vec![link], parcel: number, wanted });
+                    self.roster.act(Action::SendParcel {
+                        links: vec![link],
+                        parcel: number,
+                        difference: false,
+                        wanted,
+                    });
                 }
                 None => self.dial_act(index, ClientAction::SendParcel { parcel: number, wanted }),
             }

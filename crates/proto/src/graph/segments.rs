@@ -400,7 +400,12 @@ impl Node {
         if let Some(range) = passing.next() {
             let wanted = Ranges::from_iter([range]);
             match link {
-                Some(link) => self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted }),
+                Some(link) => self.roster.act(Action::SendParcel {
+                    links: vec![link],
+                    parcel,
+                    difference: false,
+                    wanted,
+                }),
                 None => self.dial_act(index, ClientAction::SendParcel { parcel, wanted }),
             }
         } else if !passing.is_sending() {

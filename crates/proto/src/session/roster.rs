@@ -77,6 +77,8 @@ pub enum Action<P> {
         links: Vec<LinkId>,
         /// The parcel's number.
         parcel: u32,
+        /// Whether to send by how much the parcel differs from the one before.
+        difference: bool,
         /// The ranges to send.
         wanted: Ranges,
     },

@@ -1,7 +1,7 @@
 //! The client's side: receive the model, train, offer the update.
 
 use thalweg_wire::control::{
-    Content, Control, Holding, Interval, Parcel, Purpose, StandIn, HELLO_HOLES, MAX_HOLES,
+    Content, Control, Holding, Interval, Parcel, Purpose, StandIn, Tracked, HELLO_HOLES, MAX_HOLES,
 };
 use thalweg_wire::text::MAX_METRICS;
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Ranges, Tolerance};
@@ -37,6 +37,8 @@ pub enum RoundStep {
         round: u32,
         /// The round's configuration from the server, a JSON object.
         config: String,
+        /// How the arena's bytes give the model, if the server compresses models.
+        tracked: Option<Tracked>,
     },
     /// The result of the submitted update.
     Verdict {
@@ -67,6 +69,7 @@ enum Phase {
     Receiving {
         round: u32,
         config: String,
+        tracked: Option<Tracked>,
         model: Incoming,
         /// Whether the server has a place for the update already, so that its chunks follow its Offer at once.
         invited: bool,
@@ -100,17 +103,23 @@ impl Client {
         &self.rule.tolerance
     }
 
-    fn begin(&mut self, round: u32, head: Vec<u8>) {
+    fn begin(&mut self, round: u32, head: Vec<u8>, content: &Content) {
+        let offered = if let Content::Tracked(tracked) = content { Some(*tracked) } else { None };
         let total = self.dial.welcome().map_or(0, |w| w.layout.bytes());
         let ordered = self.dial.is_ordered();
         match &mut self.phase {
             // The same round again after a broken link: the ranges that have arrived are kept.
-            Phase::Receiving { round: known, model, .. } if *known == round => model.begin(ordered),
+            // If the round was begun anew meanwhile, its model may be another.
+            Phase::Receiving { round: known, tracked, model, .. }
+                if *known == round && *tracked == offered =>
+            {
+                model.begin(ordered);
+            }
             Phase::Idle | Phase::Receiving { .. } => {
                 let mut model = Incoming::new(total);
                 model.begin(ordered);
                 let config = String::from_utf8(head).unwrap_or_default();
-                self.phase = Phase::Receiving { round, config, model, invited: false };
+                self.phase = Phase::Receiving { round, config, tracked: offered, model, invited: false };
             }
             Phase::Training { .. } | Phase::Submitting(_) => {}
         }
@@ -124,8 +133,8 @@ impl Client {
     }
 
     fn model_conclude(&mut self, now: Time) {
-        let Phase::Receiving { round, config, model, invited } = &mut self.phase else { return };
-        let (round, invited) = (*round, *invited);
+        let Phase::Receiving { round, config, tracked, model, invited } = &mut self.phase else { return };
+        let (round, tracked, invited) = (*round, *tracked, *invited);
         let holes = match model.conclude(now, &self.rule) {
             Step::Wait => return,
             Step::Ask(wanted) => return self.dial.send(Control::Grant { parcel: round, wanted }),
@@ -142,7 +151,7 @@ impl Client {
         }
         self.phase = Phase::Training { round, stale: false, invited };
         self.dial.send(Control::Received { parcel: round, received, duplicates, missing });
-        self.dial.want(RoundStep::Ready { round, config });
+        self.dial.want(RoundStep::Ready { round, config, tracked });
     }
 
     /// Submits an update: the application has trained, and the update is in the arena. `weight` is a number
@@ -315,7 +324,7 @@ impl ClientMachine for Client {
 
     fn message(&mut self, now: Time, message: Control) {
         match message {
-            Control::Offer(Parcel { number, head, .. }) => self.begin(number, head),
+            Control::Offer(Parcel { number, head, content, .. }) => self.begin(number, head, &content),
             Control::End { parcel, .. } => self.model_end(now, parcel),
             Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
             Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),

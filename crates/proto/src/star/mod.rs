@@ -23,6 +23,10 @@
 //!
 //! The server may send a Grant of lost ranges also while chunks arrive. The client sends these ranges after
 //! the present ones, with an End of their own.
+//!
+//! If models are compressed on their way to the clients, each round has a [`Version`] of the model. A client that has
+//! the version before gets only the difference from it, all others the whole model. The server knows of a client's
+//! version by the client's Received. A process that starts anew has none.
 
 mod choice;
 mod client;
@@ -38,5 +42,5 @@ pub use self::client::{Client, RoundStep, Verdict};
 pub use self::credits::Credits;
 pub use self::order::{Fanout, Gather};
 pub use self::outcome::{Outcome, Participation, State};
-pub use self::round::{Ending, Partial, Round, RoundPlan};
+pub use self::round::{Ending, Partial, Round, RoundPlan, Version};
 pub use self::server::{Homes, Place, RoundAction, Server, ServerConfig, Stored};

@@ -45,6 +45,26 @@ pub struct RoundPlan {
     pub fanout: Fanout,
     /// How updates are received.
     pub gather: Gather,
+    /// The version of the model, if clients that have the version before get the difference only.
+    pub version: Option<Version>,
+}
+
+/// The version of a model that is compressed on its way to the clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// The version's number. It rises by 1 from round to round, even if a round is tried again.
+    pub number: u32,
+    /// The CRC-32C of the whole model that clients have afterwards.
+    pub checksum: u32,
+    /// Whether there is a difference from the version before. If not, all clients get the whole model.
+    pub has_difference: bool,
+}
+
+impl Version {
+    /// Whether a client that has the version `held` gets only the difference from it.
+    pub(crate) fn follows(self, held: Option<u32>) -> bool {
+        self.has_difference && held.is_some_and(|held| held.checked_add(1) == Some(self.number))
+    }
 }
 
 /// How a round ended.
@@ -714,6 +734,7 @@ mod tests {
             grace: 10 * SECOND,
             fanout: Fanout::Concurrent,
             gather: Gather::Concurrent,
+            version: None,
         };
         let mut round = Round::new(Time::ZERO, plan, 100, partial, Credits::unbounded());
         for sender in 1..=expected {

@@ -143,6 +143,10 @@ pub struct Known {
     answer: Option<Answer>,
     /// The log already says that its metrics were dropped.
     metrics_reported: bool,
+    /// The version of the model that its process has ([`super::Version`]), if it is known.
+    held: Option<u32>,
+    /// Whether it gets the model of its round as the difference from that version.
+    gets_difference: bool,
 }
 
 /// The model while it is sent to a client.
@@ -207,6 +211,11 @@ impl Server {
             waits: false,
             homes: Homes::default(),
         }
+    }
+
+    /// Whether a round is running.
+    pub fn is_in_round(&self) -> bool {
+        self.round.is_some()
     }
 
     /// Each participant's name, state and received fraction of its update, 0 to 1.

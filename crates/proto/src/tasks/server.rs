@@ -308,7 +308,12 @@ impl TaskServer {
         }
         for (parcel, links) in group {
             let wanted = self.tasks.get(&parcel).map(|task| Ranges::full(task.plan.layout.bytes()));
-            self.roster.act(Action::SendParcel { links, parcel, wanted: wanted.unwrap_or_default() });
+            self.roster.act(Action::SendParcel {
+                links,
+                parcel,
+                difference: false,
+                wanted: wanted.unwrap_or_default(),
+            });
         }
     }
 

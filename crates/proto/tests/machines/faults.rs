@@ -35,7 +35,7 @@ fn faulty_client(rng: &mut Rng, index: u64) -> Profile {
     }
 }
 
-fn faulty_world(seed: u64) -> (World, u32) {
+pub fn faulty_world(seed: u64) -> (World, u32) {
     let mut rng = Rng::new(seed);
     let clients = 1 + rng.below(5);
     let setup = Setup {

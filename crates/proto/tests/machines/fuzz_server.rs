@@ -267,7 +267,7 @@ impl Fuzzed {
 #[test]
 fn a_server_given_anything_keeps_its_books() {
     let (mut rounds, mut whole) = (0, 0);
-    for seed in 0..60 {
+    for seed in 0..80 {
         let mut fuzzed = Fuzzed::new(seed);
         (0..3000).for_each(|_| fuzzed.step());
         rounds += fuzzed.ended;

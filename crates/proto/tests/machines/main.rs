@@ -29,3 +29,4 @@ mod timeout;
 mod timing;
 mod tolerance;
 mod tree;
+mod versions;

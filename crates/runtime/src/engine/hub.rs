@@ -78,8 +78,9 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
 
     /// Performs an action that only this machine has.
     fn perform(hub: &Arc<Hub<Self>>, wanted: Wanted<Self>);
-    /// The bytes of a parcel of which the `wanted` ranges are to be sent.
-    fn lend(&self, parcel: u32, wanted: &Ranges) -> Result<Lent, String>;
+    /// The bytes of a parcel of which the `wanted` ranges are to be sent. With `difference`: by how much it
+    /// differs from the parcel before.
+    fn lend(&self, parcel: u32, difference: bool, wanted: &Ranges) -> Result<Lent, String>;
     /// Whether a parcel for these links may overtake the control messages that were sent before it
     /// ([`Outgoing::detached`]).
     fn is_detached(&self, _links: &[LinkId]) -> bool {
@@ -463,7 +464,9 @@ impl<P: HubPolicy> Hub<P> {
                     outbox.send(&message);
                 }
             }
-            Action::SendParcel { links, parcel, wanted } => self.send_parcel(links, parcel, &wanted),
+            Action::SendParcel { links, parcel, difference, wanted } => {
+                self.send_parcel(links, parcel, difference, &wanted);
+            }
             Action::Cancel { link, parcel } => {
                 let sendings = lock(&self.sendings);
                 let meant = |sending: &&Sending| {
@@ -494,10 +497,10 @@ impl<P: HubPolicy> Hub<P> {
 
     /// Sends a parcel, or a part of one, to a group in one call. The loan begins now, before the machine can
     /// want the memory back. Messages that are queued for a link go first, unless the parcel is detached.
-    fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, wanted: &Ranges) {
+    fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, difference: bool, wanted: &Ranges) {
         let members: Vec<(LinkId, Outbox)> =
             ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
-        let lent = match self.policy.lend(parcel, wanted) {
+        let lent = match self.policy.lend(parcel, difference, wanted) {
             Ok(lent) => lent,
             Err(reason) => return self.report_unsent(&ids, parcel, &reason),
         };

@@ -259,7 +259,7 @@ impl HubPolicy for Listening {
         }
     }
 
-    fn lend(&self, parcel: u32, wanted: &Ranges) -> Result<Lent, String> {
+    fn lend(&self, parcel: u32, _difference: bool, wanted: &Ranges) -> Result<Lent, String> {
         self.0.lend(parcel, wanted)
     }
 

@@ -7,7 +7,7 @@ use thalweg_arena::Arena;
 use thalweg_proto as proto;
 use thalweg_proto::{ClientConfig, ClientMachine, Failure, RoundStep, Verdict};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, StandIn};
+use thalweg_wire::control::{Control, StandIn, Tracked};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
@@ -162,10 +162,10 @@ impl DialerPolicy for Trainer {
                     dialer.fail(reason);
                 }
             }
-            RoundStep::Ready { round, config } => {
+            RoundStep::Ready { round, config, tracked } => {
                 let stand_in = lock(&dialer.machine).welcome().and_then(|w| w.stand_in);
                 dialer.policy.ready(stand_in);
-                if let Err(reason) = dialer.policy.keep_model() {
+                if let Err(reason) = dialer.policy.keep_model(tracked) {
                     return dialer.fail(reason);
                 }
                 post(dialer, ClientEvent::Ready { round, config });
@@ -261,12 +261,19 @@ impl Trainer {
         }
     }
 
-    /// Copies the received model, if updates are differences from it.
-    fn keep_model(&self) -> Result<(), String> {
+    /// Copies the received model, if updates are differences from it. A model that was sent as a difference is put
+    /// together first.
+    fn keep_model(&self, tracked: Option<Tracked>) -> Result<(), String> {
         let (Some(feedback), Some((arena, layout))) = (&self.feedback, lock(&self.place).clone()) else {
-            return Ok(());
+            return tracked
+                .map_or(Ok(()), |_| Err("the server compresses its model, and this end not".into()));
         };
-        tokio::task::block_in_place(|| feedback.begin(&arena, &layout))
+        tokio::task::block_in_place(|| {
+            if let Some(tracked) = tracked {
+                feedback.follow(&arena, &layout, tracked)?;
+            }
+            feedback.begin(&arena, &layout)
+        })
     }
 
     /// Makes the compressed update of the trained model, if updates are compressed with error feedback.

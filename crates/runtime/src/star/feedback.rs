@@ -8,7 +8,8 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_layers::{put_back, Scheme};
+use thalweg_layers::{down, put_back, Scheme};
+use thalweg_wire::control::Tracked;
 use thalweg_wire::{checksum, Layout, Ranges};
 
 use crate::engine::CHUNK_TIMEOUT;
@@ -36,9 +37,12 @@ struct State {
     sent: Option<Arena>,
     /// What earlier updates left out: one value for each four bytes of the model.
     residual: Vec<f32>,
+    /// The last model that was received, if the server sends differences from it.
+    held: Option<Arena>,
 }
 
-/// A client's memory for compressed updates: twice the size of the model.
+/// A client's memory for compressed updates: twice the size of the model, and three times if models are compressed
+/// too.
 pub(crate) struct Feedback {
     scheme: Scheme,
     /// The file that keeps the residual, if it is to survive the process.
@@ -49,6 +53,34 @@ pub(crate) struct Feedback {
 impl Feedback {
     pub fn new(scheme: Scheme, file: Option<PathBuf>) -> Self {
         Self { scheme, file, state: Mutex::default() }
+    }
+
+    /// Puts a received model together: if `model` holds a difference, from the last one that was received. Keeps it
+    /// for the next difference.
+    ///
+    /// # Errors
+    /// The reason why there is no such model, or no memory.
+    pub fn follow(&self, model: &Arena, layout: &Layout, tracked: Tracked) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        if state.held.is_none() {
+            if tracked.is_difference {
+                return Err("the server sends how its model has changed, and this client has none".into());
+            }
+            state.held = Some(Arena::new(model.len()).map_err(|e| e.to_string())?);
+        }
+        let State { held: Some(held), .. } = &*state else { return Ok(()) };
+        let mut held = held.claim_within(held.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
+        let mut model = model.claim_within(model.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
+        if tracked.is_difference {
+            down::follow(layout, &model, &mut held);
+            model.copy_from_slice(&held);
+        } else {
+            held.copy_from_slice(&model);
+        }
+        if checksum(&held) == tracked.checksum {
+            return Ok(());
+        }
+        Err("the model that this client has put together is not the one that the server has".into())
     }
 
     /// Copies the received model, before the application trains it.
@@ -78,7 +110,7 @@ impl Feedback {
     /// The reason why the memory cannot be written.
     pub fn make(&self, trained: &Arena, layout: &Layout) -> Result<(), String> {
         let mut state = lock(&self.state);
-        let State { sent: Some(sent), holds, residual } = &mut *state else { return Ok(()) };
+        let State { sent: Some(sent), holds, residual, .. } = &mut *state else { return Ok(()) };
         if *holds != Holds::Model {
             return Ok(());
         }
@@ -105,7 +137,7 @@ impl Feedback {
     /// The reason why the residual's file cannot be written.
     pub fn settle(&self, layout: &Layout, lost: &Ranges) -> Result<(), String> {
         let mut state = lock(&self.state);
-        let State { sent: Some(sent), holds, residual } = &mut *state else { return Ok(()) };
+        let State { sent: Some(sent), holds, residual, .. } = &mut *state else { return Ok(()) };
         if std::mem::take(holds) != Holds::Update {
             return Ok(());
         }

@@ -4,6 +4,7 @@
 mod client;
 mod client_sink;
 mod counters;
+mod down;
 mod feedback;
 mod reduce;
 mod repair;

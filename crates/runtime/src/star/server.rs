@@ -12,6 +12,7 @@ use thalweg_proto::{LinkId, Outcome, RoundAction, Time};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::{Layout, Range, Ranges};
 
+use super::down::Down;
 use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::{self, written, SumsOutcome, Timeline};
 use super::server_sink::ServerSink;
@@ -32,6 +33,8 @@ pub(crate) struct Star {
     /// Whether chunks are folded on arrival. Otherwise updates are staged until they are complete.
     pub keep: bool,
     model: Arena,
+    /// The clients' model, if they are sent differences of models.
+    down: Option<Down>,
     options: ServerOptions,
     /// Number of clients now. In a tree, clients move from node to node, so this may differ from the options.
     expected: AtomicU32,
@@ -98,9 +101,12 @@ impl Server {
         };
         let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
+        let down = options.layers.compress.and_then(|compress| compress.down);
+        let down = down.map(|scheme| Down::new(scheme, &layout)).transpose()?;
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
-        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, proofs };
+        let star =
+            Star { layout, reducer, keep, model, down, options, expected, outcome, first, sums, proofs };
         let hub = Hub::start(&transport, &address, hub, |gate, chunk| {
             let machine = proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
             (Mutex::new(machine), star)
@@ -156,6 +162,7 @@ impl Server {
         let hub = self.hub()?;
         let options = &hub.policy.options;
         let expected = options.choose.unwrap_or(hub.policy.expected.load(Ordering::Relaxed));
+        let began = hub.now();
         let plan = proto::RoundPlan {
             number,
             config: config.into(),
@@ -167,10 +174,11 @@ impl Server {
             grace: seconds(options.grace),
             fanout: options.fanout.into(),
             gather: options.gather.into(),
+            version: next_version(hub)?,
         };
         *lock(&hub.policy.outcome) = None;
         hub.noted(|notes| notes.begin_round());
-        let started = lock(&hub.machine).start_round(hub.now(), plan);
+        let started = lock(&hub.machine).start_round(began, plan);
         started.map_err(|e| Error::new(Kind::Round, "start round", e))?;
         hub.wake();
         let mut next = Instant::now();
@@ -239,6 +247,23 @@ impl Server {
         }
     }
 
+    /// The model that clients had before they trained in the last round, if the server compresses models.
+    pub fn held(&self) -> Option<(Arena, Arc<Layout>)> {
+        let star = &self.hub.as_ref()?.policy;
+        Some((star.down.as_ref()?.current()?, star.layout.clone()))
+    }
+
+    /// Goes on with the clients' model of an earlier server, before the first round.
+    ///
+    /// # Errors
+    /// `options` if the server does not compress models, or the model has another size.
+    pub fn resume_held(&self, held: &Arena) -> Result<(), Error> {
+        let star = &self.hub()?.policy;
+        let fits = star.down.as_ref().filter(|_| held.len() == star.layout.bytes());
+        let unfit = || Error::new(Kind::Options, "resume", "the server keeps no such model of its clients");
+        Ok(fits.ok_or_else(unfit)?.resume(held)?)
+    }
+
     /// Processes the assignment of clients to servers by the tree's root. This server expects `expected` of
     /// them from the next round on.
     ///
@@ -296,8 +321,13 @@ impl HubPolicy for Star {
         }
     }
 
-    fn lend(&self, _parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
-        let bytes = self.model.lend(self.model.range()).map_err(|busy| busy.to_string())?;
+    fn lend(&self, _parcel: u32, difference: bool, _wanted: &Ranges) -> Result<Lent, String> {
+        let model = match &self.down {
+            None => &self.model,
+            Some(down) if difference => &down.difference,
+            Some(down) => &down.held,
+        };
+        let bytes = model.lend(model.range()).map_err(|busy| busy.to_string())?;
         Ok(Lent::whole(bytes, self.layout.clone()))
     }
 
@@ -443,10 +473,24 @@ fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
     }
 }
 
-/// The model, for writing. The senders of the ended round were cancelled. A link that still holds its loan
-/// after a while is closed.
+/// Makes the next version of the clients' model, if the server compresses models.
+fn next_version(hub: &StarHub) -> Result<Option<proto::Version>, Error> {
+    let star = &hub.policy;
+    match &star.down {
+        // The machine refuses the round then.
+        Some(_) if lock(&hub.machine).is_in_round() => Ok(None),
+        Some(down) => down.next(&star.layout, &star.model, |arena| claim(hub, arena)).map(Some),
+        None => Ok(None),
+    }
+}
+
 fn claim_model(hub: &StarHub) -> Result<thalweg_arena::Claim, Error> {
-    let model = &hub.policy.model;
+    claim(hub, &hub.policy.model)
+}
+
+/// A model, for writing. The senders of the ended round were cancelled. A link that still holds its loan after a
+/// while is closed.
+fn claim(hub: &StarHub, model: &Arena) -> Result<thalweg_arena::Claim, Error> {
     if let Ok(claim) = model.claim_within(model.range(), LOAN_TIMEOUT) {
         return Ok(claim);
     }

@@ -443,7 +443,7 @@ impl HubPolicy for Tasks {
         }
     }
 
-    fn lend(&self, parcel: u32, _wanted: &Ranges) -> Result<Lent, String> {
+    fn lend(&self, parcel: u32, _difference: bool, _wanted: &Ranges) -> Result<Lent, String> {
         let tensors = lock(&self.open).get(&parcel).and_then(|open| open.tensors.clone());
         let (arena, layout) = tensors.ok_or("the task is over")?;
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 use thalweg_wire::control::{
-    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
+    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Tracked, Welcome,
+    VERSIONS,
 };
 use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges, TensorSpec};
 
@@ -65,10 +66,15 @@ fn hello(rng: &mut Rng) -> Hello {
 
 fn parcel(rng: &mut Rng) -> Parcel {
     let some = |rng: &mut Rng| rng.below(2) == 1;
-    let content = match rng.below(4) {
+    let content = match rng.below(5) {
         0 => Content::Nothing,
         1 => Content::Whole(LayoutHash(rng.any())),
         2 => Content::Subset((0..rng.below(9)).map(|_| rng.any() as u32).collect()),
+        3 => Content::Tracked(Tracked {
+            layout: LayoutHash(rng.any()),
+            is_difference: some(rng),
+            checksum: rng.any() as u32,
+        }),
         _ => Content::Tensors(layout(rng)),
     };
     Parcel {

@@ -217,7 +217,7 @@ class Host:
         with_broker = registry.can(self.plan.scheme).broker
         self.record.note(resent=manifest_counts(self._resent(), self.first, broker=with_broker))
         if self.plan.compression.scheme is not None:
-            self.record.note(compression=compressing.facts(self.plan.compression.scheme, self.record.rounds()))
+            self.record.note(compression=compressing.facts(self.plan.compression, self.record.rounds()))
         self.attendance.departed(server_reports.departed(self.server))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
@@ -295,7 +295,7 @@ class Host:
         self.record.append(done)
         self.record.log(round_line(done, last))
         if every and (number % every == 0 or number == last):
-            state = None if self.step is None else self.step.state()
+            state = compressing.with_held(None if self.step is None else self.step.state(), self.server)
             for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena), state):
                 self.progress.note(note)
 
@@ -363,6 +363,7 @@ def hosting(
         record.note(clock_began=began)
         _compare(record, facts, progress)
         try:
+            record.state = compressing.resumed(server, record.state)
             step = _server_step(plan, party, record, command)
         except ThalwegError:
             record.close()

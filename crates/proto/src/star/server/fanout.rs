@@ -1,6 +1,6 @@
 //! Sends the global model to the clients.
 
-use thalweg_wire::control::{Content, Control, Interval, Parcel};
+use thalweg_wire::control::{Content, Control, Interval, Parcel, Tracked};
 use thalweg_wire::Ranges;
 
 use super::{on_our_clock, Action, Duty, LinkId, Model, Server};
@@ -23,11 +23,18 @@ impl Server {
         }
         member.own.duty = Duty::Round;
         member.own.answer = None;
+        let layout = self.config.layout.hash();
+        let version = round.plan.version;
+        member.own.gets_difference = version.is_some_and(|version| version.follows(member.own.held));
+        let content = version.map_or(Content::Whole(layout), |version| {
+            let (is_difference, checksum) = (member.own.gets_difference, version.checksum);
+            Content::Tracked(Tracked { layout, is_difference, checksum })
+        });
         let model = Parcel {
             number: round.plan.number,
             pushed: true,
             head: round.plan.config.clone().into_bytes(),
-            content: Content::Whole(self.config.layout.hash()),
+            content,
             same_as: None,
             weight: 0.0,
             deadline: None,
@@ -96,9 +103,20 @@ impl Server {
                 served.download = Some(Liveness::new(now, served.session.silence));
             });
         }
-        if !links.is_empty() {
-            self.roster.act(Action::SendParcel { links, parcel: round, wanted });
+        let (differences, whole): (Vec<_>, Vec<_>) =
+            links.into_iter().partition(|&link| self.gets_difference(link));
+        for (links, difference) in [(whole, false), (differences, true)] {
+            if !links.is_empty() {
+                let wanted = wanted.clone();
+                self.roster.act(Action::SendParcel { links, parcel: round, difference, wanted });
+            }
         }
+    }
+
+    /// Whether the client on this link gets the round's model as a difference.
+    fn gets_difference(&self, link: LinkId) -> bool {
+        let member = self.roster.member_at(link).and_then(|sender| self.roster.member(sender));
+        member.is_some_and(|member| member.own.gets_difference)
     }
 
     /// Handles that the model, or ranges of it, were sent on this link; `Err` says why not.
@@ -148,7 +166,8 @@ impl Server {
             Some((round, wanted))
         });
         if let Some((parcel, wanted)) = next.flatten() {
-            self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted });
+            let difference = self.gets_difference(link);
+            self.roster.act(Action::SendParcel { links: vec![link], parcel, difference, wanted });
         }
     }
 
@@ -176,5 +195,9 @@ impl Server {
         let Some(offset) = found else { return };
         let span = on_our_clock(at, offset, Span { start: current.started, end: now });
         current.received(now, sender, span, faults);
+        let held = current.plan.version.filter(|_| faults.1 == 0).map(|version| version.number);
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.held = held;
+        }
     }
 }

@@ -26,6 +26,9 @@ impl Server {
             ..self.roster.welcome((*self.config.layout).clone(), self.config.chunk)
         };
         let (sender, same) = self.let_in(now, link, hello, welcome);
+        if let Some(member) = self.roster.member_mut(sender).filter(|_| !same) {
+            member.own.held = None; // an earlier process of this client had it
+        }
         self.tell_others(link);
         self.roster.act(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);

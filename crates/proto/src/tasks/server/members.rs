@@ -274,7 +274,12 @@ impl TaskServer {
             }
         });
         match wanted {
-            Some(wanted) => self.roster.act(Action::SendParcel { links: vec![link], parcel: number, wanted }),
+            Some(wanted) => self.roster.act(Action::SendParcel {
+                links: vec![link],
+                parcel: number,
+                difference: false,
+                wanted,
+            }),
             None => self.free_turn(now, link),
         }
     }

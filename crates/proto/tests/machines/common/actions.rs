@@ -2,11 +2,11 @@
 
 use thalweg_proto::{Action, ClientAction, ClientMachine, LinkId, RoundAction, RoundStep, ServerMachine};
 use thalweg_wire::control::Control;
-use thalweg_wire::{ChunkHeader, Ranges};
+use thalweg_wire::{checksum, ChunkHeader, Ranges};
 
 use super::network::{End, Event};
 use super::party::{chunks, model, update};
-use super::world::World;
+use super::world::{exclusive_or, World};
 use super::{prove, JOB};
 
 /// Whether `one` and `other` have the same bytes in these ranges.
@@ -35,7 +35,9 @@ impl World {
                 let message = message.encode().expect("a small message");
                 self.net.send_control(now, link, End::Server, message);
             }
-            Action::SendParcel { links, parcel, wanted } => self.send_model(&links, parcel, &wanted),
+            Action::SendParcel { links, parcel, difference, wanted } => {
+                self.send_model(&links, parcel, difference, &wanted);
+            }
             Action::Cancel { link, .. } => {
                 assert!(!self.server.dead.contains(&link), "cancel for the dead link {link}");
                 self.net.cancel(now, link, End::Server);
@@ -70,11 +72,12 @@ impl World {
         self.clients.iter().any(|c| c.profile.nan_at.is_some())
     }
 
-    fn send_model(&mut self, links: &[LinkId], round: u32, wanted: &Ranges) {
+    fn send_model(&mut self, links: &[LinkId], round: u32, difference: bool, wanted: &Ranges) {
         let layout = self.server.layout.hash();
         let id = ChunkHeader { job: JOB, round, sender: 0, layout, offset: 0, length: 0 };
         let chunk = self.cut_at(self.server.chunk);
-        let frames = chunks(&self.model, wanted, chunk, id);
+        let differences = self.versions.as_ref().filter(|_| difference).map(|versions| &versions.difference);
+        let frames = chunks(differences.unwrap_or(&self.model), wanted, chunk, id);
         let group = self.net.group();
         for &link in links {
             assert!(!self.server.dead.contains(&link), "the model for the dead link {link}");
@@ -117,7 +120,17 @@ impl World {
             }
             ClientAction::Joined(welcome) => client.arena = vec![0; welcome.layout.bytes() as usize],
             ClientAction::Policy(RoundStep::Fill { holes, .. }) => client.mended = holes,
-            ClientAction::Policy(RoundStep::Ready { round, .. }) => {
+            ClientAction::Policy(RoundStep::Ready { round, tracked, .. }) => {
+                if let (Some(tracked), Some(versions)) = (tracked, &mut self.versions) {
+                    if tracked.is_difference {
+                        client.arena = exclusive_or(&client.arena, &client.held);
+                        versions.ready.0 += 1;
+                    } else {
+                        versions.ready.1 += 1;
+                    }
+                    assert_eq!(checksum(&client.arena), tracked.checksum, "of round {round}");
+                    client.held.clone_from(&client.arena);
+                }
                 let given =
                     if round == self.round { self.model.clone() } else { model(round, client.arena.len()) };
                 let came = std::mem::take(&mut client.mended).holes(given.len() as u64);

@@ -117,6 +117,7 @@ pub fn plan(number: u32, expected: u32) -> RoundPlan {
         grace: 10 * SECOND,
         fanout: Fanout::Concurrent,
         gather: Gather::Concurrent,
+        version: None,
     }
 }
 

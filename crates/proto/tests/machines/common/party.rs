@@ -342,6 +342,8 @@ pub struct ClientParty {
     pub link: Option<LinkId>,
     pub greeted: bool,
     pub arena: Vec<u8>,
+    /// The last version of the model that it got, before it was trained.
+    pub held: Vec<u8>,
     /// The holes of the model in the arena.
     pub mended: Ranges,
     pub seen: Seen,
@@ -365,6 +367,7 @@ impl ClientParty {
             link: None,
             greeted: false,
             arena,
+            held: Vec::new(),
             mended: Ranges::new(),
             seen,
         }

@@ -1,7 +1,8 @@
 //! Random well-formed messages and chunks, most of them nearly valid.
 
 use thalweg_wire::control::{
-    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
+    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Tracked, Welcome,
+    VERSIONS,
 };
 use thalweg_wire::{ChunkHeader, Dtype, Layout, LayoutHash, Range, Ranges, TensorSpec};
 
@@ -116,6 +117,10 @@ fn offer(rng: &mut Rng, layout: &Layout, number: u32) -> Control {
         0 => Content::Nothing,
         1 => Content::Subset(vec![rng.below(4) as u32]),
         2 => Content::Tensors(layout.clone()),
+        3..=6 => {
+            let (is_difference, checksum) = (rng.chance(0.5), rng.below(2) as u32);
+            Content::Tracked(Tracked { layout: hash, is_difference, checksum })
+        }
         _ => Content::Whole(hash),
     };
     Control::Offer(Parcel {

@@ -386,7 +386,7 @@ impl TaskWorld {
                 }
                 self.net.send_control(now, link, End::Server, message.encode().expect("a small message"));
             }
-            Action::SendParcel { links, parcel, wanted } => {
+            Action::SendParcel { links, parcel, wanted, .. } => {
                 let (bytes, layout) = self.sent.get(&parcel).expect("a task that is open");
                 let id = header(parcel, 0, layout);
                 let frames = chunks(bytes, &wanted, CHUNK, id);

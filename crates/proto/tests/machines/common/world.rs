@@ -3,11 +3,34 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use thalweg_proto::{ClientMachine, RoundPlan, ServerMachine, Time, Verdict};
+use thalweg_proto::{ClientMachine, RoundPlan, ServerMachine, Time, Verdict, Version};
+use thalweg_wire::checksum;
 
 use super::network::Network;
 use super::party::{model, ClientParty, RoundResult, ServerParty};
 use super::{Profile, Setup};
+
+/// The versions of models that are sent as differences. The machines know nothing of values, so a difference here is
+/// the exclusive or of two models' bytes.
+#[derive(Default)]
+pub struct Versions {
+    pub number: u32,
+    pub difference: Vec<u8>,
+    /// How often clients got a difference, and how often the whole model.
+    pub ready: (u32, u32),
+}
+
+impl Versions {
+    fn next(&mut self, before: &[u8], next: &[u8]) -> Version {
+        self.number += 1;
+        self.difference = exclusive_or(before, next);
+        Version { number: self.number, checksum: checksum(next), has_difference: !before.is_empty() }
+    }
+}
+
+pub fn exclusive_or(one: &[u8], other: &[u8]) -> Vec<u8> {
+    one.iter().zip(other).map(|(one, other)| one ^ other).collect()
+}
 
 /// All parties and the network at one moment of virtual time.
 pub struct World {
@@ -27,6 +50,8 @@ pub struct World {
     /// Whether the server leaves lost bytes lost, instead of asking for them again.
     pub(super) lossy: bool,
     pub(super) model: Vec<u8>,
+    /// The differences of models, if those are sent.
+    pub versions: Option<Versions>,
     /// The earliest timer; `None` if a machine was called since it was computed.
     pub(super) due: Cell<Option<Option<Time>>>,
 }
@@ -47,6 +72,7 @@ impl World {
             recut: setup.recut,
             lossy: setup.stand_in.is_some(),
             model: Vec::new(),
+            versions: None,
             due: Cell::new(None),
         }
     }
@@ -82,7 +108,10 @@ impl World {
     /// Starts a round whose model is that of `seed`, not that of the round's number.
     pub fn start_with(&mut self, plan: RoundPlan, seed: u32) {
         self.round = plan.number;
-        self.model = model(seed, self.server.bytes());
+        let next = model(seed, self.server.bytes());
+        let version = self.versions.as_mut().map(|versions| versions.next(&self.model, &next));
+        self.model = next;
+        let plan = RoundPlan { version, ..plan };
         self.server.machine.start_round(self.now, plan).expect("no round is under way");
         self.server_actions();
     }

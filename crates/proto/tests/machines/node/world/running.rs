@@ -250,7 +250,7 @@ impl World {
             Action::Send { link, message } => {
                 self.net.send_control(now, link, End::Server, message.encode().unwrap());
             }
-            Action::SendParcel { links, parcel, wanted } => {
+            Action::SendParcel { links, parcel, wanted, .. } => {
                 let group = self.net.group();
                 let frames = self.parties[index].frames(parcel, &wanted, 0);
                 let late = self.late(index, parcel);
