@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import thalweg
-from thalweg.errors import CoreError, ModelError, RecordError
+from thalweg.errors import CoreError, ModelError, PlanError, RecordError
 
 LIMIT = 60.0
 SMALL = 0.05
@@ -114,6 +114,16 @@ def test_asynchronous_updates_travel_in_few_bits_and_lose_nothing(tmp_path: Path
     up = [way for way in transfers if way["direction"] == "up" and way["complete"]]
     assert sum(way["wire_bytes"] for way in up) < 0.1 * sum(way["bytes"] for way in up)
     assert (tmp_path / "one.residual").exists()
+
+
+def test_factors_are_for_rounds() -> None:
+    for refused in (
+        lambda: thalweg.ErrorFeedback("powersgd:2"),
+        lambda: thalweg.TaskServer(compression="powersgd:2"),
+        lambda: thalweg.TaskClient("tcp://127.0.0.1:1", name="one", compression="powersgd:2"),
+    ):
+        with pytest.raises(PlanError, match="other tensors each time"):
+            refused()
 
 
 def test_members_have_the_servers_compression() -> None:

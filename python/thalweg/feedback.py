@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg.errors import ModelError, RecordError
+from thalweg.plan.options import check_task_scheme
 from thalweg.record import checkpoint
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import Named, Tensors
@@ -27,8 +28,10 @@ class ErrorFeedback:
     def __init__(self, scheme: str, file: Path | str | None = None) -> None:
         """Round by ``scheme``, which the ends of the link have as ``compression``.
 
-        The residual is kept in ``file`` too, so that a member that starts anew goes on with it.
+        The residual is kept in ``file`` too, so that a member that starts anew goes on with it. Raises PlanError for
+        powersgd, which tasks do not have.
         """
+        check_task_scheme(scheme)
         self._scheme, self._file = scheme, None if file is None else Path(file)
         self._residual: Arena | None = None
         # Updates whose verdict is still to come, by the number of their task.

@@ -169,7 +169,7 @@ class TaskServer:
         Raises LinkError, PlanError, CoreError.
         """
         from thalweg.plan import Plan
-        from thalweg.plan.options import compressing
+        from thalweg.plan.options import check_task_scheme, compressing
         from thalweg.transports import links
 
         table = {
@@ -178,6 +178,7 @@ class TaskServer:
             "compression": {} if compression is None else {"scheme": compression},
         }
         plan = Plan.of(table, "the server's arguments")
+        check_task_scheme(compression)
         trust = links.server_trust(plan.security, listen)
         config = {
             "transport": {"tls": trust.tls, "own": dict(options or {})},
@@ -396,9 +397,10 @@ class TaskClient:
         No two members of a server have the same ``name``. ``token_file`` is a file made by ``thalweg pki issue NAME
         --role task-member``. ``compression`` is that of the server. Raises LinkError, PlanError.
         """
-        from thalweg.plan.options import compressing
+        from thalweg.plan.options import check_task_scheme, compressing
         from thalweg.transports import links, pki
 
+        check_task_scheme(compression)
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
         config = {

@@ -41,6 +41,8 @@ def shares(record: Record, direction: str) -> list[float]:
         ("int4", 0.16, "ltp"),
         ("int2", 0.10, "grpc"),
         ("topk:0.01", 0.04, "tcp"),
+        ("powersgd:2", 0.08, "tcp"),
+        ("powersgd:2", 0.08, "udp"),
     ],
 )
 def test_updates_have_fewer_bytes_on_the_link(

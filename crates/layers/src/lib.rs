@@ -24,7 +24,7 @@ mod wrap;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use compress::fuzz;
-pub use compress::{down, floats, put_back, Compress, Format, Scheme};
+pub use compress::{down, floats, put_back, Compress, Factors, Format, LowRank, Scheme};
 pub use emulate::{Directions, Emulate};
 pub use fault::Fault;
 pub use lane::{Crossing, Lane};

@@ -51,6 +51,9 @@ impl Arena {
     fn compress(&self, py: Python<'_>, format: Option<&str>, scheme: Option<&str>) -> PyResult<()> {
         let unknown = |why: String| core_error(thalweg_runtime::Kind::Unsupported, "compress a model", why);
         let scheme = scheme.map(str::parse::<thalweg_runtime::Scheme>).transpose().map_err(unknown)?;
+        if matches!(scheme, Some(thalweg_runtime::Scheme::PowerSgd(_))) {
+            return Err(unknown("powersgd makes factors from round to round; it rounds no values".into()));
+        }
         let named = format.map(|named| serde_json::from_value::<thalweg_runtime::Format>(named.into()));
         let format = named.transpose().map_err(|e| unknown(e.to_string()))?;
         py.detach(|| {

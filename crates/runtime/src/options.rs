@@ -433,6 +433,9 @@ impl ServerOptions {
             if compress.scheme.is_none() {
                 return bad("compress.down needs compress.scheme: without it clients send whole models");
             }
+            if matches!(compress.down, Some(thalweg_layers::Scheme::PowerSgd(_))) {
+                return bad("compress.down rounds values: take int8, int4, int2 or topk");
+            }
             if self.repair.stand_in().is_some() {
                 return bad("compress.down needs repair.resend: a client that lacks a part is out of step");
             }

@@ -238,6 +238,7 @@ fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result
     }
     // Compression comes outside sealing, because sealed bytes cannot be compressed.
     if let Some(compress) = &wanted.compress {
+        compress.check(&transport.capabilities())?;
         transport = compress.wrap(transport);
     }
     Ok(transport)

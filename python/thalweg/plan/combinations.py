@@ -26,6 +26,8 @@ OF_APPS: Final = frozenset({"threads"})
 STANDING_FOR_MODELS: Final = ("zero", "fedcomm-legacy")
 # Policies that make up for what is missing of an update, which with compression the next update does too.
 MAKING_UP: Final = ("last", "rescale")
+# Bytes that a chunk must have room for if it is to carry factors of matrices.
+LEAST_FOR_FACTORS: Final = 64 << 10
 # Keys of [app] that apply to Flower apps only.
 OF_FLOWER: Final = ("fold", "processes", "memory", "largest_reply")
 
@@ -91,6 +93,11 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
         raise PlanError(
             f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
             f"Remove {compressing}, or take another transport as ltp",
+        )
+    if (plan.compression.scheme or "").startswith("powersgd") and can.max_chunk < LEAST_FOR_FACTORS:
+        raise PlanError(
+            f"a chunk of {name} is one datagram, which has no room for the factors of powersgd",
+            "Take another compression.scheme as int8, or another transport as udp",
         )
     if plan.network is not None and plan.network.emulator != "none" and not can.remote:
         raise PlanError(
@@ -243,6 +250,12 @@ def _compression(plan: Plan) -> None:
                 "Give compression.scheme, as int8, or remove compression.down",
             )
         return
+    if (plan.compression.down or "").startswith("powersgd"):
+        raise PlanError(
+            "powersgd makes factors of a client's update; the server's model changes by the mean of many, whose rank "
+            "is higher",
+            "Take int8, int4, int2 or topk:F for compression.down",
+        )
     if plan.compression.down is not None and not plan.repair.resend:
         raise PlanError(
             "with repair.resend = false a client may lack a part of a difference, and would be out of step ever after",

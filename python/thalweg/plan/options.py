@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 from pydantic import BaseModel
 
 from thalweg import graphs
+from thalweg.errors import PlanError
 from thalweg.network.message import EmulateLayer
 from thalweg.sections.marks import keys
 from thalweg.transports.links import Trust, login
@@ -174,6 +175,15 @@ def compressing(scheme: str | None, down: str | None = None) -> dict[str, Table]
     schemes = {"scheme": scheme, "down": down}
     chosen = {name: value for name, value in schemes.items() if value is not None}
     return {"compress": chosen} if chosen else {}
+
+
+def check_task_scheme(scheme: str | None) -> None:
+    """Refuse a scheme that updates of tasks cannot have. Raises PlanError."""
+    if scheme is not None and scheme.startswith("powersgd"):
+        raise PlanError(
+            "powersgd goes on with the factors of the update before, and tasks may have other tensors each time",
+            "Take int8, int4, int2 or topk:F",
+        )
 
 
 def of_both_ends(plan: Plan) -> dict[str, Table]:

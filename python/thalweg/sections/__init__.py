@@ -32,7 +32,11 @@ TREES: Final = ("tree plan", "tree simulate")
 CALIBRATE: Final = "tree calibrate"
 # The ways to compress with error feedback that send each value; and how all of them are named.
 DENSE: Final = ("int8", "int4", "int2")
-SCHEME_FORM: Final = "int8, int4, int2, or topk:F with the share F of values that are sent, as topk:0.01"
+SCHEME_FORM: Final = (
+    "int8, int4, int2, topk:F with the share F of values that are sent, as topk:0.01, or powersgd:R with the rank R of "
+    "matrices from 1 to 64"
+)
+LARGEST_RANK: Final = 64
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -55,8 +59,10 @@ def _listening(value: Any) -> Any:
 
 def _scheme(value: Any) -> Any:
     if isinstance(value, str):
-        name, colon, share = value.partition(":")
-        if value in DENSE or (name == "topk" and colon and _is_share(share)):
+        name, colon, number = value.partition(":")
+        if value in DENSE or (name == "topk" and colon and _is_share(number)):
+            return value
+        if name == "powersgd" and number.isascii() and number.isdecimal() and 1 <= int(number) <= LARGEST_RANK:
             return value
     raise UnexpectedValueError(value, SCHEME_FORM)
 
@@ -585,7 +591,8 @@ class CompressionSection(Section):
     ] = Field(
         None,
         description="int8, int4 and int2: bits of a value, scaled by blocks of 256; topk:F: the share F of values that "
-        "changed most, as topk:0.01. Clients send by how much their float32 values differ from the received model",
+        "changed most, as topk:0.01; powersgd:R: matrices of rank R. Clients send by how much their float32 values "
+        "differ from the received model",
     )
     down: Annotated[
         Scheme | None,

@@ -10,6 +10,7 @@
 //! | 2 | exponent `e` (i8), values / 2^e as float16 |
 //! | 3 | exponent `e` (i8), values / 2^e as int8 |
 //! | 4 to 7 | see [`super::scheme`] |
+//! | 8 and 9 | see [`super::low_rank`]: such a piece may be longer than a block, and says how long it is |
 //!
 //! `e` is the least exponent with which the largest value fits. It is a power of two, so scaling by it is
 //! exact. So values that were rounded once do not change again, however later chunks cut the block.
@@ -20,7 +21,7 @@
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
-use super::scheme;
+use super::{low_rank, scheme};
 
 /// Bytes of an update that share an exponent.
 pub(super) const BLOCK: u64 = 1024;
@@ -140,10 +141,25 @@ pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     let (length, rest) = payload.split_first_chunk()?;
     let (sum, mut rest) = rest.split_first_chunk()?;
     let length = Some(u32::from_le_bytes(*length)).filter(|length| *length <= MAX_CHUNK)?;
-    for piece in pieces(Range::new(offset, offset.checked_add(length.into())?)) {
-        rest = rest.get(written(piece.len() as usize, rest)?..)?;
+    let mut left = Range::new(offset, offset.checked_add(length.into())?);
+    while !left.is_empty() {
+        let (piece, taken) = next(left, rest)?;
+        rest = rest.get(taken..)?;
+        left = Range::new(piece.end, left.end);
     }
     rest.is_empty().then_some((length, u32::from_le_bytes(*sum)))
+}
+
+/// The first piece of a chunk of which `left` is still to be decoded, and the number of its encoded bytes, with which
+/// `rest` begins. `None` if the piece is not valid.
+fn next(left: Range, rest: &[u8]) -> Option<(Range, usize)> {
+    if let Some(length) = low_rank::span_of(rest) {
+        let piece = Range::new(left.start, left.start.checked_add(length.into())?);
+        let taken = low_rank::written(rest)?;
+        return (piece.end <= left.end).then_some((piece, taken));
+    }
+    let piece = pieces(left).next()?;
+    Some((piece, written(piece.len() as usize, rest)?))
 }
 
 /// Number of bytes of the encoded piece that `rest` begins with. `length` is the number of its plain bytes.
@@ -164,11 +180,12 @@ fn written(length: usize, rest: &[u8]) -> Option<usize> {
 /// Decodes the pieces of a chunk at `offset` into `out`. Its length must be what [`holds`] returned.
 pub(super) fn decode(offset: u64, payload: &[u8], out: &mut [u8]) {
     let mut rest = payload.get(PREFACE..).unwrap_or_default();
-    for piece in pieces(Range::new(offset, offset.saturating_add(out.len() as u64))) {
+    let mut left = Range::new(offset, offset.saturating_add(out.len() as u64));
+    while let Some((piece, taken)) = next(left, rest) {
         let at = (piece.start - offset) as usize;
-        let taken = written(piece.len() as usize, rest).unwrap_or(rest.len()).min(rest.len());
-        read(&rest[..taken], &mut out[at..at + piece.len() as usize]);
-        rest = &rest[taken..];
+        let (written, after) = rest.split_at(taken.min(rest.len()));
+        read(written, &mut out[at..at + piece.len() as usize]);
+        (rest, left) = (after, Range::new(piece.end, left.end));
     }
 }
 
@@ -176,6 +193,7 @@ pub(super) fn decode(offset: u64, payload: &[u8], out: &mut [u8]) {
 fn read(written: &[u8], out: &mut [u8]) {
     let Some((&head, rest)) = written.split_first() else { return };
     match head {
+        low_rank::SPAN | low_rank::LOW_RANK => return low_rank::read(written, out),
         ZEROS => return out.fill(0),
         RAW => return out.copy_from_slice(rest),
         F16 | INT8 => {}

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use thalweg_arena::Arena;
 use thalweg_transport::{
     Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, LinkLayer, NoChunks, Outgoing, Result,
     SendReport, Sink, Target,
@@ -24,8 +25,10 @@ mod codec;
 pub mod down;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod low_rank;
 mod scheme;
 pub use codec::Format;
+pub use low_rank::{Factors, LowRank};
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
 pub use low_rank::{Factors, LowRank};
 pub use scheme::{floats, put_back, Scheme};
@@ -37,6 +40,8 @@ use crate::{Layer, Links, Side};
 
 /// Bytes that are compressed before they are sent. They are sent as one update.
 const BATCH: usize = 4 << 20;
+/// Bytes that a chunk must have room for if it is to carry factors of matrices.
+const LEAST_FOR_FACTORS: u32 = 64 << 10;
 const HELLO: &[u8] = b"thalweg compress 1 ";
 
 /// Sends the float32 values of updates in fewer bytes, in both directions. Control messages do not change.
@@ -84,6 +89,23 @@ impl Compress {
         Self { scheme: down.or(self.scheme), ..self }
     }
 
+    /// Checks whether chunks of the transport below have room for what this layer sends.
+    ///
+    /// # Errors
+    /// `Unsupported` if they are too short for the factors of matrices.
+    pub fn check(self, inner: &Capabilities) -> Result<()> {
+        if !self.is_low_rank() || inner.max_chunk >= LEAST_FOR_FACTORS {
+            return Ok(());
+        }
+        let why = "a chunk is one datagram, which has no room for the factors of powersgd";
+        Err(Error::new(ErrorKind::Unsupported, "compress updates", why)
+            .hint("take another compression as int8, or another transport as udp"))
+    }
+
+    fn is_low_rank(self) -> bool {
+        matches!(self.scheme, Some(Scheme::PowerSgd(_)))
+    }
+
     /// Appends the encoded piece to `out`.
     fn write(self, piece: Range, bytes: &[u8], raw: &Ranges, out: &mut Vec<u8>) {
         match self.scheme {
@@ -104,8 +126,13 @@ impl Compress {
 
 impl Layer for Compress {
     fn capabilities(&self, inner: Capabilities) -> Capabilities {
-        let preferred = if inner.preferred_chunk == 0 { 0 } else { self.holds(inner.preferred_chunk) };
         let max_chunk = self.holds(inner.max_chunk);
+        let preferred = match (self.scheme, inner.preferred_chunk) {
+            // Each chunk carries its own copy of factors, so the longest chunks are the smallest.
+            (Some(Scheme::PowerSgd(_)), _) => max_chunk,
+            (_, 0) => 0,
+            (_, preferred) => self.holds(preferred),
+        };
         Capabilities { fan_out: false, zero_copy: false, max_chunk, preferred_chunk: preferred, ..inner }
     }
 
@@ -221,27 +248,63 @@ impl CompressedLink {
         let (header, plain) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
         let wrong = header.payload_checksum ^ checksum(&plain);
         let room = self.inner.capabilities().max_chunk as usize;
-        let mut start = batch.bytes.len();
-        let mut begin = chunk.range().start;
-        batch.begin(begin);
-        for piece in pieces(chunk.range()) {
-            // A piece that cannot be made smaller must fit into a chunk of its own.
-            for part in parts(piece, room) {
-                let at = (part.start - chunk.range().start) as usize;
-                let before = batch.bytes.len();
-                self.sends.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
-                if batch.bytes.len() - start > room && part.start > begin {
-                    let moved = batch.bytes.split_off(before);
-                    batch.end(start, part.start - begin, wrong);
-                    (start, begin) = (batch.bytes.len(), part.start);
-                    batch.begin(begin);
-                    batch.bytes.extend_from_slice(&moved);
+        let bytes_of = |part: Range| {
+            let at = (part.start - chunk.range().start) as usize;
+            &plain[at..at + part.len() as usize]
+        };
+        let mut chunks = Chunks::begin(batch, room, chunk.range().start);
+        // The factors are of these bytes: as long as they are borrowed, nobody writes to the arena.
+        let factors = self.sends.is_low_rank().then(|| Arena::of(&plain)).flatten();
+        match factors.and_then(|(arena, _)| arena.attachment::<Factors>()) {
+            Some(factors) => {
+                for span in factors.lock().spans(chunk.range(), room) {
+                    chunks.push(span.range, wrong, |out| span.write(bytes_of(span.range), out));
+                }
+            }
+            None => {
+                // A piece that cannot be made smaller must fit into a chunk of its own.
+                for part in pieces(chunk.range()).flat_map(|piece| parts(piece, room)) {
+                    chunks.push(part, wrong, |out| self.sends.write(part, bytes_of(part), raw, out));
                 }
             }
         }
-        batch.end(start, chunk.range().end - begin, wrong);
+        chunks.end(chunk.range().end, wrong);
         self.copied.fetch_add(plain.len() as u64, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// Puts pieces together to chunks of a batch. A piece that does not fit into the chunk begins another.
+struct Chunks<'a> {
+    batch: &'a mut Batch,
+    room: usize,
+    /// Where the chunk begins, in the batch and in the update.
+    start: usize,
+    begin: u64,
+}
+
+impl<'a> Chunks<'a> {
+    fn begin(batch: &'a mut Batch, room: usize, begin: u64) -> Self {
+        let start = batch.bytes.len();
+        batch.begin(begin);
+        Self { batch, room, start, begin }
+    }
+
+    /// Appends the piece that `write` writes.
+    fn push(&mut self, part: Range, wrong: u32, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.batch.bytes.len();
+        write(&mut self.batch.bytes);
+        if self.batch.bytes.len() - self.start > self.room && part.start > self.begin {
+            let moved = self.batch.bytes.split_off(before);
+            self.batch.end(self.start, part.start - self.begin, wrong);
+            (self.start, self.begin) = (self.batch.bytes.len(), part.start);
+            self.batch.begin(self.begin);
+            self.batch.bytes.extend_from_slice(&moved);
+        }
+    }
+
+    fn end(self, end: u64, wrong: u32) {
+        self.batch.end(self.start, end - self.begin, wrong);
     }
 }
 
@@ -331,7 +394,9 @@ impl Sink for Reading<'_> {
         // The plain length is not known yet. A piece that did not become smaller has one byte more than its
         // values, so the chunk has at least this many plain bytes.
         let encoded = u64::from(chunk.length).saturating_sub(PREFACE as u64);
-        let plain = encoded.saturating_sub(encoded / 64 + 2);
+        // Spans between matrices have five bytes more, and those at the ends of a chunk may be short.
+        let more = if self.link.layer.is_low_rank() { encoded / 8 + 12 } else { encoded / 64 + 2 };
+        let plain = encoded.saturating_sub(more);
         self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain);
         Some(Target::Scratch(self.link.buffers.sized(chunk.length as usize)))
     }

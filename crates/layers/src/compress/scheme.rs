@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
 use super::codec::{half, others, single, two_to, BLOCK, F16, LARGEST, LEAST, RAW, VALUE, ZEROS};
+use super::low_rank::{LowRank, MAX_RANK};
 use super::Format;
 
 pub(super) const STEP8: u8 = 4;
@@ -49,6 +50,8 @@ pub enum Scheme {
     Int2,
     /// Only this fraction of an update's values, those with the largest magnitudes, as float16.
     TopK(f64),
+    /// Each matrix as the product of two factors of this rank ([`super::low_rank`]), other values as they are.
+    PowerSgd(u16),
 }
 
 impl fmt::Display for Scheme {
@@ -58,6 +61,7 @@ impl fmt::Display for Scheme {
             Scheme::Int4 => f.write_str("int4"),
             Scheme::Int2 => f.write_str("int2"),
             Scheme::TopK(fraction) => write!(f, "topk:{fraction}"),
+            Scheme::PowerSgd(rank) => write!(f, "powersgd:{rank}"),
         }
     }
 }
@@ -86,11 +90,16 @@ impl FromStr for Scheme {
             "int2" => return Ok(Scheme::Int2),
             _ => {}
         }
+        let rank = text.strip_prefix("powersgd:").and_then(|rank| rank.parse::<u16>().ok());
+        if let Some(rank) = rank.filter(|rank| (1..=MAX_RANK).contains(rank)) {
+            return Ok(Scheme::PowerSgd(rank));
+        }
         let fraction = text.strip_prefix("topk:").and_then(|fraction| fraction.parse::<f64>().ok());
         let fraction = fraction.filter(|fraction| *fraction > 0.0 && *fraction <= 1.0);
         fraction.map(Scheme::TopK).ok_or_else(|| {
             format!(
-                "{text:?} is no compression: take int8, int4, int2, or topk:F with F over 0 and at most 1"
+                "{text:?} is no compression: take int8, int4, int2, topk:F with F over 0 and at most 1, or powersgd:R \
+                 with R from 1 to {MAX_RANK}"
             )
         })
     }
@@ -268,12 +277,18 @@ impl Scheme {
             Scheme::TopK(fraction) => {
                 (3.0 + 3.0 * fraction * VALUES as f64).min(2.0 * VALUES as f64) as u64 + 1
             }
+            // The larger a chunk, the fewer copies of factors: as many blocks as a chunk may have.
+            Scheme::PowerSgd(_) => 1,
         }
     }
 
     /// Replaces the float32 values of a whole update by what every receiver gets. Blocks with other values,
-    /// with values that are not finite, or with some from 2^126 on stay as they are.
+    /// with values that are not finite, or with some from 2^126 on stay as they are. So do all values with
+    /// [`Scheme::PowerSgd`], whose factors are [`LowRank::round`]'s.
     pub fn round(self, layout: &Layout, update: &mut [u8]) {
+        if matches!(self, Scheme::PowerSgd(_)) {
+            return;
+        }
         let raw = others(layout);
         let end = layout.bytes().min(update.len() as u64) as usize;
         let least = match self {
@@ -316,6 +331,7 @@ impl Scheme {
                 Scheme::Int4 => values.write_steps(largest, 4, out),
                 Scheme::Int2 => values.write_steps(largest, 2, out),
                 Scheme::TopK(_) => values.write_halves(largest, out),
+                Scheme::PowerSgd(_) => false,
             }
         });
         if !written {
@@ -327,8 +343,15 @@ impl Scheme {
     /// Makes the update that a sender sends of a trained model. `sent` holds the model that training began
     /// with, and gets the update: the rounded difference of float32 values, other values as they are.
     /// `residual` holds what earlier updates left out, one value for each four bytes of the model, and gets
-    /// what this one leaves out.
-    pub fn feed_back(self, layout: &Layout, trained: &[u8], sent: &mut [u8], residual: &mut [f32]) {
+    /// what this one leaves out. `low_rank` has the factors of [`Scheme::PowerSgd`].
+    pub fn feed_back(
+        self,
+        layout: &Layout,
+        trained: &[u8],
+        sent: &mut [u8],
+        residual: &mut [f32],
+        low_rank: Option<&mut LowRank>,
+    ) {
         let places = floats(layout, sent.len().min(trained.len()).min(residual.len() * VALUE));
         for other in others(layout).iter() {
             let range = other.start as usize..(other.end as usize).min(sent.len()).min(trained.len());
@@ -343,7 +366,10 @@ impl Scheme {
                 base.copy_from_slice(&left.to_le_bytes());
             }
         }
-        self.round(layout, sent);
+        match low_rank {
+            Some(low_rank) => low_rank.round(sent),
+            None => self.round(layout, sent),
+        }
         for range in &places {
             let left = &mut residual[range.start / VALUE..range.end / VALUE];
             for (left, sent) in left.iter_mut().zip(sent[range.clone()].chunks_exact(VALUE)) {
@@ -597,6 +623,7 @@ mod tests {
                 order[..wanted].iter().for_each(|&at| kept[at] = all[at]);
                 kept
             }
+            Scheme::PowerSgd(_) => unreachable!("low_rank.rs has its reference"),
         }
     }
 
@@ -670,7 +697,7 @@ mod tests {
             for update in &updates {
                 let mut sent = bytes(&vec![0.5; many]);
                 let trained: Vec<f32> = update[..many].iter().map(|change| change + 0.5).collect();
-                scheme.feed_back(&layout, &bytes(&trained), &mut sent, &mut residual);
+                scheme.feed_back(&layout, &bytes(&trained), &mut sent, &mut residual, None);
                 sums.iter_mut().zip(values(&sent)).for_each(|(sum, value)| *sum += f64::from(value));
             }
             for at in 0..many {
@@ -726,7 +753,7 @@ mod tests {
             word.copy_from_slice(&(at as f32).to_le_bytes());
         }
         let mut residual = vec![0.0; received.len() / 4];
-        Scheme::Int2.feed_back(&mixed, &trained, &mut received, &mut residual);
+        Scheme::Int2.feed_back(&mixed, &trained, &mut received, &mut residual, None);
         assert_eq!(received[..8], trained[..8], "integers go as they are");
         let left: f32 = residual.iter().map(|value| value.abs()).sum();
         assert!(left > 0.0);
@@ -742,7 +769,7 @@ mod tests {
         let odd = [1.0, f32::NAN, 3.3, f32::INFINITY];
         let mut residual = vec![0.0; 4];
         let mut sent = bytes(&[0.0; 4]);
-        Scheme::Int8.feed_back(&layout(4), &bytes(&odd), &mut sent, &mut residual);
+        Scheme::Int8.feed_back(&layout(4), &bytes(&odd), &mut sent, &mut residual, None);
         assert!(values(&sent)[1].is_nan() && values(&sent)[3].is_infinite());
         assert_eq!(residual, [0.0; 4]);
         put_back(&layout(4), &sent, &Ranges::full(16), &mut residual);
@@ -751,10 +778,22 @@ mod tests {
 
     #[test]
     fn names_are_read_and_others_refused() {
-        for scheme in SCHEMES {
+        for scheme in SCHEMES.into_iter().chain([Scheme::PowerSgd(4)]) {
             assert_eq!(scheme.to_string().parse(), Ok(scheme));
         }
-        for wrong in ["", "int3", "topk", "topk:", "topk:0", "topk:1.1", "topk:nan", "topk:-1", "INT8"] {
+        for wrong in [
+            "",
+            "int3",
+            "topk",
+            "topk:",
+            "topk:0",
+            "topk:1.1",
+            "topk:nan",
+            "topk:-1",
+            "INT8",
+            "powersgd:0",
+            "powersgd:65",
+        ] {
             assert!(wrong.parse::<Scheme>().is_err(), "{wrong}");
         }
     }

@@ -83,7 +83,7 @@ impl Client {
     ) -> Result<Self, Error> {
         let (timeout, seed) = (seconds(options.timeout), options.seed);
         let scheme = options.layers.compress.and_then(|compress| compress.scheme);
-        let feedback = scheme.map(|scheme| Feedback::new(scheme, options.residual.clone()));
+        let feedback = scheme.map(|scheme| Feedback::new(scheme, options.residual.clone(), seed));
         let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
         let model = model.map(|(arena, layout)| (arena, Arc::new(layout)));
         let layout = model.as_ref().map(|(_, layout)| layout.clone());

@@ -1,21 +1,23 @@
 //! A client's error feedback. Its update is the compressed difference between the trained and the received
 //! model. What compression leaves out is added to the next update.
 
+use std::convert::Infallible;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use thalweg_arena::Arena;
-use thalweg_layers::{down, put_back, Scheme};
+use thalweg_arena::{Arena, Attached};
+use thalweg_layers::{down, put_back, Factors, LowRank, Scheme};
 use thalweg_wire::control::Tracked;
 use thalweg_wire::{checksum, Layout, Ranges};
 
 use crate::engine::CHUNK_TIMEOUT;
 use crate::lock;
 
-/// The first bytes of a file with a residual. The layout's hash and a CRC-32C of the values follow.
+/// The first bytes of a file with a residual. The layout's hash, a CRC-32C of the values, and the values follow: the
+/// residual, and what the next update's factors start from.
 const MAGIC: &[u8] = b"thalweg residual 1\n";
 
 /// What the memory for sending holds.
@@ -37,6 +39,8 @@ struct State {
     sent: Option<Arena>,
     /// What earlier updates left out: one value for each four bytes of the model.
     residual: Vec<f32>,
+    /// The factors of the update, if it is of low rank. They are attached to `sent`, so that the layer finds them.
+    factors: Option<Attached<Factors>>,
     /// The last model that was received, if the server sends differences from it.
     held: Option<Arena>,
 }
@@ -47,12 +51,14 @@ pub(crate) struct Feedback {
     scheme: Scheme,
     /// The file that keeps the residual, if it is to survive the process.
     file: Option<PathBuf>,
+    /// The seed of the first factors.
+    seed: u64,
     state: Mutex<State>,
 }
 
 impl Feedback {
-    pub fn new(scheme: Scheme, file: Option<PathBuf>) -> Self {
-        Self { scheme, file, state: Mutex::default() }
+    pub fn new(scheme: Scheme, file: Option<PathBuf>, seed: u64) -> Self {
+        Self { scheme, file, seed, state: Mutex::default() }
     }
 
     /// Puts a received model together: if `model` holds a difference, from the last one that was received. Keeps it
@@ -90,11 +96,16 @@ impl Feedback {
     pub fn begin(&self, model: &Arena, layout: &Layout) -> Result<(), String> {
         let mut state = lock(&self.state);
         if state.sent.is_none() {
-            state.sent = Some(Arena::new(model.len()).map_err(|e| e.to_string())?);
-            state.residual = vec![0.0; model.len().div_ceil(4) as usize];
+            let sent = Arena::new(model.len()).map_err(|e| e.to_string())?;
+            let mut residual = vec![0.0; model.len().div_ceil(4) as usize];
+            let factors = match self.scheme {
+                Scheme::PowerSgd(rank) => Some(self.factors(&sent, rank, layout)),
+                _ => None,
+            };
             if let Some(file) = self.file.as_ref().filter(|file| file.exists()) {
-                load(file, layout, &mut state.residual)?;
+                load(file, layout, &mut residual, factors.as_deref())?;
             }
+            (state.sent, state.residual, state.factors) = (Some(sent), residual, factors);
         }
         let State { sent: Some(sent), holds, .. } = &mut *state else { return Ok(()) };
         let received = model.lend(model.range()).map_err(|e| e.to_string())?;
@@ -104,19 +115,26 @@ impl Feedback {
         Ok(())
     }
 
+    /// Attaches the factors of updates with this layout to the memory that they are sent from.
+    fn factors(&self, sent: &Arena, rank: u16, layout: &Layout) -> Attached<Factors> {
+        let make = || Ok::<_, Infallible>(Factors::new(LowRank::new(rank, layout, self.seed)));
+        sent.attach(make).unwrap_or_else(|never| match never {})
+    }
+
     /// Makes the round's update from the trained model. Later calls in the same round change nothing.
     ///
     /// # Errors
     /// The reason why the memory cannot be written.
     pub fn make(&self, trained: &Arena, layout: &Layout) -> Result<(), String> {
         let mut state = lock(&self.state);
-        let State { sent: Some(sent), holds, residual, .. } = &mut *state else { return Ok(()) };
+        let State { sent: Some(sent), holds, residual, factors, .. } = &mut *state else { return Ok(()) };
         if *holds != Holds::Model {
             return Ok(());
         }
         let trained = trained.lend(trained.range()).map_err(|e| e.to_string())?;
         let mut update = sent.claim_within(sent.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
-        self.scheme.feed_back(layout, &trained, &mut update, residual);
+        let mut factors = factors.as_ref().map(|factors| factors.lock());
+        self.scheme.feed_back(layout, &trained, &mut update, residual, factors.as_deref_mut());
         *holds = Holds::Update;
         Ok(())
     }
@@ -137,23 +155,29 @@ impl Feedback {
     /// The reason why the residual's file cannot be written.
     pub fn settle(&self, layout: &Layout, lost: &Ranges) -> Result<(), String> {
         let mut state = lock(&self.state);
-        let State { sent: Some(sent), holds, residual, .. } = &mut *state else { return Ok(()) };
+        let State { sent: Some(sent), holds, residual, factors, .. } = &mut *state else { return Ok(()) };
         if std::mem::take(holds) != Holds::Update {
             return Ok(());
         }
         let update = sent.lend(sent.range()).map_err(|e| e.to_string())?;
         put_back(layout, &update, lost, residual);
-        self.file.as_ref().map_or(Ok(()), |file| store(file, layout, residual))
+        self.file.as_ref().map_or(Ok(()), |file| store(file, layout, residual, factors.as_deref()))
     }
 }
 
-/// Reads a residual.
-fn load(file: &Path, layout: &Layout, residual: &mut [f32]) -> Result<(), String> {
+/// Reads a residual, and what factors start from.
+fn load(
+    file: &Path,
+    layout: &Layout,
+    residual: &mut [f32],
+    factors: Option<&Factors>,
+) -> Result<(), String> {
     let unfit = |why: &str| {
         let file = file.display();
         format!("{file}, which should hold what compression has left out: {why}; delete it to begin without")
     };
-    let length = MAGIC.len() + 12 + 4 * residual.len();
+    let starts = factors.map_or(0, |factors| factors.lock().starts().count());
+    let length = MAGIC.len() + 12 + 4 * (residual.len() + starts);
     let found = fs::metadata(file).map_err(|e| unfit(&e.to_string()))?.len();
     if found != length as u64 {
         return Err(unfit(&format!("it has {found} bytes, and the model needs {length}")));
@@ -168,16 +192,22 @@ fn load(file: &Path, layout: &Layout, residual: &mut [f32]) -> Result<(), String
     if u32::from_le_bytes(*sum) != checksum(values) {
         return Err(unfit("it is damaged"));
     }
-    for (left, word) in residual.iter_mut().zip(values.chunks_exact(4)) {
-        let value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    let mut values = values.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    for (left, value) in residual.iter_mut().zip(values.by_ref()) {
         *left = if value.is_finite() { value } else { 0.0 };
+    }
+    if let Some(factors) = factors {
+        factors.lock().resume(values);
     }
     Ok(())
 }
 
 /// Replaces the file of a residual. After a crash it has either the old values or the new ones.
-fn store(file: &Path, layout: &Layout, residual: &[f32]) -> Result<(), String> {
-    let values: Vec<u8> = residual.iter().flat_map(|value| value.to_le_bytes()).collect();
+fn store(file: &Path, layout: &Layout, residual: &[f32], factors: Option<&Factors>) -> Result<(), String> {
+    let mut values: Vec<u8> = residual.iter().flat_map(|value| value.to_le_bytes()).collect();
+    if let Some(factors) = factors {
+        values.extend(factors.lock().starts().flat_map(f32::to_le_bytes));
+    }
     let head = [MAGIC, &layout.hash().0.to_le_bytes(), &checksum(&values).to_le_bytes()].concat();
     let partial = file.with_extension("partial");
     let write = || {
@@ -243,10 +273,10 @@ mod tests {
             let model = arena(1.0);
             model.lend(model.range()).unwrap()
         });
-        let feedback = Feedback::new(Scheme::Int2, None);
+        let feedback = Feedback::new(Scheme::Int2, None, 0);
         let sent: f64 = (0..200).map(|_| round(&feedback, &Ranges::new())).sum();
         assert!((sent / 200.0 - trained).abs() < 0.05 * trained, "{sent} of {trained} a round");
-        let feedback = Feedback::new(Scheme::Int2, None);
+        let feedback = Feedback::new(Scheme::Int2, None, 0);
         let first = round(&feedback, &Ranges::full(layout().bytes()));
         let second = round(&feedback, &Ranges::new());
         assert!(second > 1.5 * first, "{second} holds both updates, {first} one");
@@ -257,14 +287,14 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("thalweg-residual-{}", std::process::id()));
         let file = folder.join("one.residual");
         let (kept, plain) =
-            (Feedback::new(Scheme::Int2, Some(file.clone())), Feedback::new(Scheme::Int2, None));
+            (Feedback::new(Scheme::Int2, Some(file.clone()), 0), Feedback::new(Scheme::Int2, None, 0));
         assert_eq!(round(&kept, &Ranges::new()), round(&plain, &Ranges::new()));
-        let again = Feedback::new(Scheme::Int2, Some(file.clone()));
+        let again = Feedback::new(Scheme::Int2, Some(file.clone()), 0);
         assert_eq!(round(&again, &Ranges::new()), round(&plain, &Ranges::new()));
         let good = fs::read(&file).unwrap();
         let refused = |bytes: &[u8]| {
             fs::write(&file, bytes).unwrap();
-            Feedback::new(Scheme::Int2, Some(file.clone())).begin(&arena(0.0), &layout()).unwrap_err()
+            Feedback::new(Scheme::Int2, Some(file.clone()), 0).begin(&arena(0.0), &layout()).unwrap_err()
         };
         let mut damaged = good.clone();
         damaged[100] ^= 1;
