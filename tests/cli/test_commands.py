@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from thalweg import doctor
 from thalweg.cli import app
 from thalweg.transports import forwarding
 
@@ -208,6 +209,33 @@ def test_doctor() -> None:
     }
     assert all(check["cost"] and check["detail"] for check in printed["checks"])
     assert printed["tcp"]["congestion"] in printed["tcp"]["available"]
+
+
+def test_doctor_says_by_which_ways_a_link_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(passes_tcp: bool) -> doctor.Throughput:
+        tcp = doctor.Way(True, 0.05, None) if passes_tcp else doctor.Way(False, None, "no answer within 5 s")
+        ways = doctor.Ways(doctor.Way(True, 0.04, None), tcp)
+        raw = 2.5e6 if passes_tcp else None
+        return doctor.Throughput("ltp://127.0.0.1:1", raw, 2e6, 0.041, doctor.Carriers("udp", "udp"), ways)
+
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    for passes_tcp, rates, tcp in (
+        (True, "raw TCP 20.0 Mbit/s, thalweg 16.0 Mbit/s (80 %)", "TCP passes, with an answer after 50.0 ms"),
+        (False, "thalweg 16.0 Mbit/s, no raw TCP", "TCP does not pass: no answer within 5 s"),
+    ):
+        path = measured(passes_tcp)
+        monkeypatch.setattr(doctor, "path_to", lambda *_, path=path: path)
+        code, out, err = invoke("doctor", "ltp://127.0.0.1:1")
+        assert code == 0, err
+        assert out.splitlines()[-3:] == [
+            f"ltp://127.0.0.1:1: {rates}, control message there and back 41.0 ms",
+            "this link's control messages go over UDP, its chunks over UDP",
+            f"to that port: UDP passes, with an answer after 40.0 ms; {tcp}",
+        ]
+        found = document("doctor", "ltp://127.0.0.1:1")["path"]
+        assert found["carriers"] == {"control": "udp", "chunks": "udp"}
+        assert found["ways"]["tcp"]["passes"] is passes_tcp
+        assert (found["raw_bytes_per_second"] is None) is not passes_tcp
 
 
 def test_pki(tmp_path: Path) -> None:

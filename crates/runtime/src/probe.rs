@@ -2,21 +2,22 @@
 //! measures the round-trip time of an empty message.
 //!
 //! A probe uses an ordinary link. For a raw stream the server opens a separate port for one connection. That
-//! connection must present the ticket that the server sent over the link.
+//! connection must present the ticket that the server sent over the link. Where TCP does not pass, there is no
+//! raw stream.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_transport::{
-    Address, AdmissionQueue, Bounds, Cancel, ConnectionLimit, Link, NoChunks, Options, Origin, Outgoing,
-    Sink, Target, Transport, UnauthenticatedPeer, UpdateId,
+    Address, AdmissionQueue, Bounds, Cancel, Carriers, ConnectionLimit, Link, NoChunks, Options, Origin,
+    Outgoing, Sink, Target, Transport, UnauthenticatedPeer, UpdateId, Ways,
 };
 use thalweg_wire::{limits, ChunkHeader, LayoutHash, Ranges, WireError};
 use tokio::io::AsyncReadExt;
@@ -52,16 +53,22 @@ const TICKET: usize = 16;
 enum Ask {
     /// Open a port for a raw stream of this many bytes.
     Raw { bytes: u64 },
-    /// This many bytes of updates were sent before this; answer once they have arrived.
-    Update { bytes: u64 },
+    /// An update was sent before this; answer once what arrives of it has arrived.
+    Update,
     /// Answer this message.
     Echo,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Raw { port: u16, ticket: [u8; TICKET] },
-    Ready,
+    Raw {
+        port: u16,
+        ticket: [u8; TICKET],
+    },
+    /// This many bytes of the update have arrived. A transport that does not retransmit may lose some.
+    Arrived {
+        bytes: u64,
+    },
     Echo,
 }
 
@@ -81,7 +88,21 @@ fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 /// Receives probes' updates into the same arena again and again.
 struct Probed {
     arena: Arena,
+    /// Bytes received in all, for the time without progress.
     received: AtomicU64,
+    /// What has arrived of the update that is being sent. A chunk may arrive more than once.
+    arrived: Mutex<Ranges>,
+}
+
+impl Probed {
+    fn new(bytes: u64) -> Result<Self, Error> {
+        let (arena, arrived) = (Arena::new(bytes)?, Mutex::new(Ranges::default()));
+        Ok(Self { arena, received: AtomicU64::new(0), arrived })
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, Ranges> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Sink for Probed {
@@ -95,6 +116,7 @@ impl Sink for Probed {
         drop(target);
         if outcome.is_ok() {
             self.received.fetch_add(u64::from(chunk.length), Ordering::Relaxed);
+            self.arrived().insert(chunk.range());
         }
     }
 }
@@ -176,14 +198,14 @@ impl Server {
             |_| Error::new(Kind::Refused, "probe", "as many probes as there may be are answered already");
         let _permit = permit.await.map_err(busy)?;
         link.admit();
-        let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
+        let sink = Probed::new(MOST)?;
         let raws = Arc::new(Semaphore::new(MOST_STREAMS));
         let mut request = first;
         loop {
             let ask: Ask = serde_json::from_slice(&request)?;
             let reply = match ask {
                 Ask::Echo => Answer::Echo,
-                Ask::Update { .. } => Answer::Ready,
+                Ask::Update => Answer::Arrived { bytes: std::mem::take(&mut *sink.arrived()).bytes() },
                 Ask::Raw { bytes } => self.open_raw(&raws, bytes.min(MOST)).await?,
             };
             link.send_control(serde_json::to_vec(&reply)?.into()).await?;
@@ -320,16 +342,20 @@ impl Prober {
         Ok((self.arena.len() * streams as u64) as f64 / seconds)
     }
 
+    /// Sends an update, in chunks as this link takes them. Returns the rate of what arrived, in bytes per
+    /// second.
     async fn update(&self, round: u32) -> Result<f64, Error> {
         let id = UpdateId { job: 0, round, sender: 0, layout: LayoutHash::default() };
         let (bytes, cancel) = (self.arena.lend(self.arena.range())?, Cancel::default());
-        let update = Outgoing::new(id, bytes, &Ranges::full(self.arena.len()), DEFAULT_CHUNK, cancel.clone());
+        let chunk = self.link.capabilities().chunk(None, DEFAULT_CHUNK);
+        let update = Outgoing::new(id, bytes, &Ranges::full(self.arena.len()), chunk, cancel.clone());
         let started = Instant::now();
         self.link.send_update(&update).await?;
-        // On an ordered link this follows the chunks, so the answer says that they have arrived.
-        self.ask(&Ask::Update { bytes: self.arena.len() }).await?;
+        // On an ordered link this follows the chunks, so the answer says how many of them have arrived.
+        let answer = self.ask(&Ask::Update).await?;
+        let Answer::Arrived { bytes } = answer else { return Err(corrupt("it does not say what arrived")) };
         cancel.cancel();
-        Ok(self.arena.len() as f64 / started.elapsed().as_secs_f64())
+        Ok(bytes.min(self.arena.len()) as f64 / started.elapsed().as_secs_f64())
     }
 
     async fn round_trips(&self) -> Result<Vec<f64>, Error> {
@@ -381,9 +407,20 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// What a probe found out about the link and the ways to the peer, as JSON. Both are null for a transport that
+/// has one way only.
+fn ways_json(carriers: Option<Carriers>, ways: Option<&Ways>) -> (Value, Value) {
+    let way = |way: &Result<Duration, String>| match way {
+        Ok(after) => json!({ "passes": true, "seconds": after.as_secs_f64(), "reason": null }),
+        Err(reason) => json!({ "passes": false, "seconds": null, "reason": reason }),
+    };
+    let carriers = carriers.map(|by| json!({ "control": by.control.name(), "chunks": by.chunks.name() }));
+    (json!(carriers), json!(ways.map(|ways| json!({ "udp": way(&ways.udp), "tcp": way(&ways.tcp) }))))
+}
+
 /// Probes the path to `url`: moves `bytes` bytes in each transfer (at most 256 MiB), over one raw stream,
 /// over `streams` raw streams at once, and as an update. `config` is as for a client. Returns the result as
-/// JSON.
+/// JSON. Without TCP to the peer, the figures of raw streams are null.
 ///
 /// # Errors
 /// The transport's error, or `corrupt` if the peer serves no probes.
@@ -405,20 +442,26 @@ async fn measure(
     let link = transport.connect(address, &options.transport).await?;
     let arena = Arena::new(bytes)?;
     arena.claim(arena.range())?.fill(1); // touch the pages before the measurement
-    let sink = Probed { arena: Arena::new(0)?, received: AtomicU64::new(0) };
+    let sink = Probed::new(0)?;
     let prober = Prober { link, sink, host: address.host.clone(), arena };
     prober.ask(&Ask::Echo).await?; // a link may carry no chunks before the first question
     prober.update(0).await?; // the first update touches the receiver's pages
-    let (mut raw, mut ours, mut together) = (Vec::new(), Vec::new(), 0.0_f64);
+    let trip = prober.link.counters().round_trip.unwrap_or_default();
+    let ways = transport.ways(address, trip).await?;
+    let by_tcp = ways.as_ref().is_none_or(|ways| ways.tcp.is_ok());
+    let (mut raw, mut ours, mut together) = (Vec::new(), Vec::new(), None);
     for repetition in 0..REPETITIONS {
-        raw.push(prober.raw(1).await?);
-        together = together.max(prober.raw(streams).await?);
+        if by_tcp {
+            raw.push(prober.raw(1).await?);
+            together = Some(prober.raw(streams).await?.max(together.unwrap_or_default()));
+        }
         ours.push(prober.update(repetition as u32 + 1).await?);
     }
     let mut trips = prober.round_trips().await?;
     let counters = prober.link.counters();
+    let (carriers, ways) = ways_json(prober.link.carriers(), ways.as_ref());
     prober.link.close().await;
-    let (raw, ours) = (median(&mut raw), median(&mut ours));
+    let (raw, ours) = (by_tcp.then(|| median(&mut raw)), median(&mut ours));
     Ok(json!({
         "bytes": bytes,
         "repetitions": REPETITIONS,
@@ -426,11 +469,13 @@ async fn measure(
         "thalweg_bytes_per_second": ours,
         "streams": streams,
         "best_bytes_per_second_together": together,
-        "ratio": ours / raw,
+        "ratio": raw.map(|raw| ours / raw),
         "control_round_trip_seconds": median(&mut trips),
         "congestion": counters.congestion,
         "retransmissions": counters.retransmissions,
         "encrypted": options.transport.tls.is_some(),
+        "carriers": carriers,
+        "ways": ways,
     })
     .to_string())
 }
@@ -485,6 +530,58 @@ mod tests {
 
     fn run(test: impl std::future::Future<Output = ()>) {
         runtime().unwrap().block_on(test);
+    }
+
+    /// Serves probes of `transport` over loopback while one is made. Returns its result.
+    fn probed(transport: &str) -> Value {
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (ready, address) = std::sync::mpsc::channel();
+        let (stopped, listen) = (stop.clone(), format!("{transport}://127.0.0.1:0"));
+        let server = std::thread::spawn(move || {
+            let go_on = || !stopped.load(Ordering::Relaxed);
+            serve_and(&listen, "{}", None, go_on, |at| drop(ready.send(at.to_string())))
+        });
+        let found = peer(&address.recv().unwrap(), "{}", 300_000, 1);
+        stop.store(true, Ordering::Relaxed);
+        server.join().unwrap().unwrap();
+        serde_json::from_str(&found.unwrap()).unwrap()
+    }
+
+    /// Each transport has chunks of its own length, and says by which ways its link goes.
+    #[cfg(all(feature = "ltp", feature = "udp"))]
+    #[test]
+    fn a_probe_over_datagrams_measures_and_names_the_ways() {
+        for transport in ["ltp", "udp"] {
+            let found = probed(transport);
+            let is_positive = |key: &str| found[key].as_f64().is_some_and(|value| value > 0.0);
+            assert!(
+                is_positive("raw_bytes_per_second") && is_positive("thalweg_bytes_per_second"),
+                "{found}"
+            );
+            assert!(["udp", "tcp"].map(|way| found["ways"][way]["passes"] == true) == [true; 2], "{found}");
+            assert!(found["ways"]["udp"]["seconds"].is_f64() && found["ways"]["udp"]["reason"].is_null());
+            assert_eq!(found["carriers"]["chunks"], "udp", "{found}");
+            assert!(["udp", "tcp"].contains(&found["carriers"]["control"].as_str().unwrap()), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_transport_with_one_way_names_none() {
+        let found = probed("tcp");
+        assert!(found["raw_bytes_per_second"].is_f64(), "{found}");
+        assert!(found["carriers"].is_null() && found["ways"].is_null(), "{found}");
+    }
+
+    #[test]
+    fn a_way_that_does_not_pass_has_a_reason() {
+        let ways = Ways { udp: Ok(Duration::from_millis(250)), tcp: Err("no answer within 5 s".into()) };
+        let (carriers, ways) = ways_json(None, Some(&ways));
+        assert!(carriers.is_null());
+        assert_eq!(ways["udp"], json!({ "passes": true, "seconds": 0.25, "reason": null }));
+        assert_eq!(
+            ways["tcp"],
+            json!({ "passes": false, "seconds": null, "reason": "no answer within 5 s" })
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ from thalweg.ui.output import Json, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thalweg.doctor import CertificateAge, Check, Report, Throughput
+    from thalweg.doctor import CertificateAge, Check, Report, Throughput, Way
 
 
 # The parameters that can be given with --transports.
@@ -160,9 +160,24 @@ def _show_checks(console: Console, checks: Sequence[Check]) -> None:
 def _show_path(console: Console, path: Throughput) -> None:
     from thalweg.ui.units import format_rate, format_seconds
 
-    raw, ours = 8 * path.raw_bytes_per_second, 8 * path.thalweg_bytes_per_second
-    console.print(
-        f"{path.target}: raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %), "
-        f"control message there and back {format_seconds(path.control_round_trip_seconds)}",
-        soft_wrap=True,
-    )
+    ours, trip = 8 * path.thalweg_bytes_per_second, format_seconds(path.control_round_trip_seconds)
+    if path.raw_bytes_per_second is None:
+        rates = f"thalweg {format_rate(ours)}, no raw TCP"
+    else:
+        raw = 8 * path.raw_bytes_per_second
+        rates = f"raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %)"
+    console.print(f"{path.target}: {rates}, control message there and back {trip}", soft_wrap=True)
+    if path.carriers is not None:
+        control, chunks = path.carriers.control.upper(), path.carriers.chunks.upper()
+        console.print(f"this link's control messages go over {control}, its chunks over {chunks}", soft_wrap=True)
+    if path.ways is not None:
+        ways = f"{_way('UDP', path.ways.udp)}; {_way('TCP', path.ways.tcp)}"
+        console.print(f"to that port: {ways}", soft_wrap=True)
+
+
+def _way(name: str, way: Way) -> str:
+    from thalweg.ui.units import format_seconds
+
+    if way.seconds is not None:
+        return f"{name} passes, with an answer after {format_seconds(way.seconds)}"
+    return f"{name} does not pass: {way.reason}"

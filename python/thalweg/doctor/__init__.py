@@ -86,22 +86,55 @@ class Tcp:
 
 
 @dataclass(frozen=True, slots=True)
+class Carriers:
+    """What carries a link's control messages, and what its chunks: ``udp`` or ``tcp``."""
+
+    control: str
+    chunks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Whether a way to the peer passes, and after how many seconds it answered; or the ``reason`` why it does not."""
+
+    passes: bool
+    seconds: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways to the peer's port."""
+
+    udp: Way
+    tcp: Way
+
+
+@dataclass(frozen=True, slots=True)
 class _Probed:
     """The core's measurements: bytes a second of one stream, and the round trip of a control message in seconds."""
 
-    raw_bytes_per_second: float
+    raw_bytes_per_second: float | None
     thalweg_bytes_per_second: float
     control_round_trip_seconds: float
+    carriers: Carriers | None
+    ways: Ways | None
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Throughput to ``target`` in bytes a second, and the round trip of a control message in seconds."""
+    """Throughput to ``target`` in bytes a second, and the round trip of a control message in seconds.
+
+    ``raw_bytes_per_second``: of a TCP stream, or None where TCP does not pass. ``carriers`` and ``ways`` are None for a
+    transport that has one way only.
+    """
 
     target: str
-    raw_bytes_per_second: float
+    raw_bytes_per_second: float | None
     thalweg_bytes_per_second: float
     control_round_trip_seconds: float
+    carriers: Carriers | None
+    ways: Ways | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +205,12 @@ def path_to(url: str, options: ProbeOptions, size: int) -> Throughput:
 def _path(target: str, measured: str) -> Throughput:
     probed = wire.decode(_Probed, measured)
     return Throughput(
-        target, probed.raw_bytes_per_second, probed.thalweg_bytes_per_second, probed.control_round_trip_seconds
+        target,
+        probed.raw_bytes_per_second,
+        probed.thalweg_bytes_per_second,
+        probed.control_round_trip_seconds,
+        probed.carriers,
+        probed.ways,
     )
 
 
