@@ -18,6 +18,9 @@ const ANSWER: u32 = 2;
 /// Round trips without a sign of a peer after which it counts as gone. It answers within one, and says
 /// something of its own accord in each; the others are for lost packets and a busy peer.
 const SILENT: u32 = 4;
+/// Pause before a repetition, in quarters of a round trip. The answer to what was sent takes four; the fifth is for
+/// a round trip that varies and for a busy peer.
+const REPEATED: u32 = 5;
 
 /// Maximum time of one attempt to connect, handshake included.
 pub const CONNECT: Duration = trips(CONNECTING);
@@ -42,6 +45,13 @@ pub fn silence(floor: Duration, round_trip: Duration) -> Duration {
     floor.max(round_trip.min(LONGEST_ROUND_TRIP) * SILENT)
 }
 
+/// Pause before something that the peer has not acknowledged is sent again: `floor`, or more on a path with a long
+/// `round_trip`, so that nothing is repeated whose acknowledgement is on its way. A round trip counts as
+/// [`LONGEST_ROUND_TRIP`] at most.
+pub fn repetition(floor: Duration, round_trip: Duration) -> Duration {
+    floor.max(round_trip.min(LONGEST_ROUND_TRIP) * REPEATED / 4)
+}
+
 /// Maximum time of one attempt to connect by an end that gives up after `timeout` anyway. It leaves a part of
 /// that for saying why the attempt failed.
 pub fn attempt(timeout: Duration) -> Duration {
@@ -64,6 +74,14 @@ mod tests {
             "a peer that answers late stretches it"
         );
         assert_eq!(silence(Duration::MAX, floor), Duration::MAX);
+    }
+
+    #[test]
+    fn repetitions_follow_the_path_above_the_floor() {
+        let [floor, second] = [Duration::from_millis(50), Duration::from_secs(1)];
+        assert_eq!(repetition(floor, Duration::from_micros(10)), floor);
+        assert_eq!(repetition(floor, second), 5 * second / 4);
+        assert_eq!(repetition(floor, Duration::MAX), 25 * second, "whatever a peer claims");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -55,7 +54,10 @@ impl LtpLink {
         let (orders, taken) = mpsc::channel(ORDERS);
         let intake = Mutex::new(Intake::new(incoming, control, Acks::new(choice.rule, stats.clone())));
         let protection = Protection { critical: critical.clone(), repair: choice.repair };
-        let repeating = tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), || async {}));
+        let measured = (stats.clone(), inner.clone());
+        let round_trip = move || measured.0.round_trip().or_else(|| measured.1.counters().round_trip);
+        let repeating =
+            tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), round_trip, || async {}));
         let driver =
             Driver::new(outgoing, window, protection, state.clone(), stats.clone(), taken).traced(trace);
         let reading = tokio::spawn(pass_on(inner.clone(), state.clone(), pass));
@@ -110,7 +112,6 @@ impl Link for LtpLink {
 
     fn counters(&self) -> Counters {
         let control = self.inner.counters();
-        let measured = Some(self.stats.round_trip.load(Relaxed)).filter(|&trip| trip > 0);
         Counters {
             sent: control.sent + self.state.sent.load(Relaxed),
             received: control.received + self.state.received.load(Relaxed),
@@ -118,7 +119,7 @@ impl Link for LtpLink {
             retransmissions: Some(self.stats.again.load(Relaxed)),
             repair: Some(self.stats.repair.load(Relaxed)),
             rebuilt: Some(self.stats.rebuilt.load(Relaxed)),
-            round_trip: measured.map(Duration::from_micros).or(control.round_trip),
+            round_trip: self.stats.round_trip().or(control.round_trip),
             ..Counters::default()
         }
     }

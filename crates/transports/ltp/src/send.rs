@@ -59,7 +59,14 @@ pub(crate) struct Stats {
     /// Number of rebuilt chunks.
     pub rebuilt: AtomicU64,
     /// RTT in microseconds; 0 if none was measured.
-    pub round_trip: AtomicU64,
+    round_trip: AtomicU64,
+}
+
+impl Stats {
+    /// The measured RTT.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        Some(self.round_trip.load(Relaxed)).filter(|&trip| trip > 0).map(Duration::from_micros)
+    }
 }
 
 /// The update that is being sent, with its bytes on the wire so far.

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -52,10 +53,20 @@ impl UdpLink {
         let probing = tokio::spawn(send::repeat_probes(state.clone(), sender.clone()));
         let both = (sender.clone(), state.clone());
         let read_reports = move || send::try_read_reports(both.clone());
-        let repeating = tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), read_reports));
+        let measured = (sender.clone(), inner.clone());
+        let round_trip = move || round_trip(&measured.0, &*measured.1);
+        let repeating =
+            tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), round_trip, read_reports));
         let tasks = [reading, probing, repeating].map(|task| task.abort_handle());
         Self { inner, carriers, sender, outgoing, incoming, intake, state, tasks }
     }
+}
+
+/// The round trip that the sender has measured, or else that of the control connection. A sender that is sending
+/// holds its lock.
+fn round_trip(sender: &Mutex<Sender>, inner: &dyn Link) -> Option<Duration> {
+    let measured = sender.try_lock().ok().and_then(|sender| sender.round_trip());
+    measured.or_else(|| inner.counters().round_trip)
 }
 
 #[async_trait]
@@ -100,12 +111,11 @@ impl Link for UdpLink {
 
     fn counters(&self) -> Counters {
         let control = self.inner.counters();
-        let measured = self.sender.try_lock().ok().and_then(|sender| sender.round_trip());
         Counters {
             sent: control.sent + self.state.sent.load(Relaxed),
             received: control.received + self.state.received.load(Relaxed),
             copied: control.copied + self.state.copied.load(Relaxed),
-            round_trip: measured.or(control.round_trip),
+            round_trip: round_trip(&self.sender, &*self.inner),
             ..Counters::default()
         }
     }

@@ -74,7 +74,7 @@ impl LinkState {
     /// Numbers a control message that the control connection has accepted, and keeps it for repetition.
     ///
     /// If this end sends detached updates, the message also goes out in a datagram at once: an end whose
-    /// chunks do not wait for messages should not wait 100 ms for the peer's answer either.
+    /// chunks do not wait for messages should not wait a round trip for the peer's answer either.
     pub fn note_message(&self, lane: &Lane, message: Bytes) {
         let number = self.messages_sent.fetch_add(1, Release) + 1;
         if let Some(sent) =
