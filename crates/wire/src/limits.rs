@@ -18,6 +18,11 @@ const ANSWER: u32 = 2;
 /// Round trips without a sign of a peer after which it counts as gone. It answers within one, and says
 /// something of its own accord in each; the others are for lost packets and a busy peer.
 const SILENT: u32 = 4;
+/// Round trips of an established link without a sign of the peer or progress of its transfer. A sender over TCP is
+/// silent for up to three until it sends a lost packet again (RFC 6298, section 2: SRTT + 4 RTTVAR), and its slow
+/// start from one segment takes up to four until a TLS record of 16 KiB is whole. One is for the way there and for
+/// the report back, two are for the pause between reports and a busy peer.
+const STALLED: u32 = 10;
 /// Pause before a repetition, in quarters of a round trip. The answer to what was sent takes four; the fifth is for
 /// a round trip that varies and for a busy peer.
 const REPEATED: u32 = 5;
@@ -43,6 +48,13 @@ const fn trips(count: u32) -> Duration {
 /// longer by answering late.
 pub fn silence(floor: Duration, round_trip: Duration) -> Duration {
     floor.max(round_trip.min(LONGEST_ROUND_TRIP) * SILENT)
+}
+
+/// How long an established link may bring no sign of its peer and no progress of a transfer: `floor`, or more on a
+/// path with a long `round_trip`. Bulk bytes and messages go over one connection of TCP, so both wait while that
+/// recovers from a lost packet. A round trip counts as [`LONGEST_ROUND_TRIP`] at most.
+pub fn stall(floor: Duration, round_trip: Duration) -> Duration {
+    floor.max(round_trip.min(LONGEST_ROUND_TRIP) * STALLED)
 }
 
 /// Pause before something that the peer has not acknowledged is sent again: `floor`, or more on a path with a long
@@ -74,6 +86,15 @@ mod tests {
             "a peer that answers late stretches it"
         );
         assert_eq!(silence(Duration::MAX, floor), Duration::MAX);
+    }
+
+    #[test]
+    fn a_link_waits_until_tcp_has_recovered_from_a_lost_packet() {
+        let floor = Duration::from_secs(10);
+        for (millis, seconds) in [(0, 10), (40, 10), (1_000, 10), (4_000, 40), (10_000, 100), (60_000, 200)] {
+            assert_eq!(stall(floor, Duration::from_millis(millis)), Duration::from_secs(seconds));
+        }
+        assert_eq!(stall(Duration::MAX, floor), Duration::MAX);
     }
 
     #[test]

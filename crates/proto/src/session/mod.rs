@@ -44,7 +44,7 @@ pub(crate) struct Session {
     /// Whether, besides, no chunk overtakes a message that was sent before it.
     pub in_order: bool,
     pub live: Liveness,
-    /// Time without progress after which the peer is gone: the job's liveness, or four round trips of the path if that is
+    /// Time without progress after which the peer is gone: the job's liveness, or ten round trips of the path if that is
     /// longer.
     pub silence: Time,
     /// When the last ping was sent.
@@ -59,7 +59,7 @@ impl Session {
 
     /// Notes that the peers have met: an answer took `round_trip`. `liveness` is the job's.
     fn met(&mut self, now: Time, round_trip: Time, liveness: Time) {
-        self.silence = limits::silence(liveness, round_trip);
+        self.silence = limits::stall(liveness, round_trip);
         self.live = Liveness::new(now, self.silence);
     }
 

@@ -1,8 +1,7 @@
-//! The bodies of calls. The outgoing body of a unary call is sent in pieces, so that it can be stopped. Incoming
-//! bodies are watched as their bytes arrive, because gRPC gives out a message only when all of it is there.
+//! The bodies of unary calls. The outgoing body is sent in pieces, so that it can be stopped. An incoming body is
+//! watched as its bytes arrive, because gRPC gives out a message only when all of it is there.
 
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
@@ -12,7 +11,6 @@ use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::Status;
 
-use crate::chunks::Chunks;
 use crate::shared::LinkState;
 
 /// Bytes of a message that HTTP/2 gets at a time.
@@ -79,31 +77,15 @@ impl HttpBody for Pieces {
     }
 }
 
-/// An incoming body. It counts its bytes for the link as they arrive.
+/// The incoming body of a unary call. It counts its bytes for the link as they arrive.
 pub(crate) struct Watched {
     body: Incoming,
     shared: Arc<LinkState>,
-    /// Follows the chunks of a link's stream; `None` for the body of a unary call.
-    chunks: Option<Chunks>,
 }
 
 impl Watched {
-    /// The body of a unary call: all its bytes count.
-    pub(crate) fn call(body: Incoming, shared: Arc<LinkState>) -> Self {
-        Self { body, shared, chunks: None }
-    }
-
-    /// The body of a link's stream: payloads of chunks count.
-    pub(crate) fn stream(body: Incoming, shared: Arc<LinkState>) -> Self {
-        Self { body, shared, chunks: Some(Chunks::default()) }
-    }
-
-    fn arrived(&mut self, data: &[u8]) {
-        if let Some(chunks) = &mut self.chunks {
-            self.shared.arriving.fetch_add(chunks.pass(data), Ordering::Relaxed);
-        } else if let Some(unary) = &self.shared.unary {
-            unary.arrived(data.len() as u64);
-        }
+    pub(crate) fn new(body: Incoming, shared: Arc<LinkState>) -> Self {
+        Self { body, shared }
     }
 }
 
@@ -117,8 +99,8 @@ impl HttpBody for Watched {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
-        if let Some(data) = data {
-            self.arrived(data);
+        if let (Some(data), Some(unary)) = (data, &self.shared.unary) {
+            unary.arrived(data.len() as u64);
         }
         Poll::Ready(frame)
     }

@@ -121,7 +121,7 @@ impl tower_service::Service<Request<Body>> for Sender {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (stop, shared) = (self.stop.clone(), self.shared.clone());
         let answer = self.requests.send_request(request.map(|body| Pieces::of(body, stop)));
-        async move { Ok(answer.await?.map(|body| Watched::call(body, shared))) }.boxed()
+        async move { Ok(answer.await?.map(|body| Watched::new(body, shared))) }.boxed()
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) async fn answer(shared: &Arc<LinkState>, request: Request<Incoming>) 
     match request.uri().path() {
         PUT => {
             let _one_at_a_time = unary.putting.lock().await;
-            let counted = request.map(|body| Watched::call(body, shared.clone()));
+            let counted = request.map(|body| Watched::new(body, shared.clone()));
             let mut answering = tonic::server::Grpc::new(ProstCodec::<Taken, Parcel>::default())
                 .max_decoding_message_size(unary.largest);
             Some(answering.unary(Put(shared.clone()), counted).await)

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use http::{Request, Response, Uri};
+use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
@@ -20,7 +21,6 @@ use tokio_rustls::TlsConnector;
 use tonic::body::Body;
 use tonic::Status;
 
-use crate::body::Watched;
 use crate::connection::{drive, MAX_FRAME, MAX_HEADERS, SEND_BUFFER};
 use crate::link::GrpcLink;
 use crate::receive::{explain, Inbox};
@@ -69,10 +69,9 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
         .await
         .map_err(|e| failed(&|| Error::closed(CONNECT, format!("{address}: {e}"))))?;
     let origin = origin(address, tls.is_some())?;
-    let mut calling =
-        tonic::client::Grpc::with_origin(Sender(sender.clone(), shared.clone()), origin.clone())
-            .max_decoding_message_size(MAX_MESSAGE)
-            .max_encoding_message_size(MAX_MESSAGE);
+    let mut calling = tonic::client::Grpc::with_origin(Sender(sender.clone()), origin.clone())
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
     let kept = sender.clone();
     let driven = drive(shared.clone(), socket.clone(), connection, move |_| drop(kept));
     tokio::spawn(driven);
@@ -168,10 +167,10 @@ pub(crate) fn is_cut(error: &hyper::Error) -> bool {
 }
 
 /// A connection in the form that tonic needs.
-struct Sender(http2::SendRequest<Body>, Arc<LinkState>);
+struct Sender(http2::SendRequest<Body>);
 
 impl tower_service::Service<Request<Body>> for Sender {
-    type Response = Response<Watched>;
+    type Response = Response<Incoming>;
     type Error = hyper::Error;
     type Future = BoxFuture<'static, hyper::Result<Self::Response>>;
 
@@ -180,7 +179,6 @@ impl tower_service::Service<Request<Body>> for Sender {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (answer, shared) = (self.0.send_request(request), self.1.clone());
-        async move { Ok(answer.await?.map(|body| Watched::stream(body, shared))) }.boxed()
+        self.0.send_request(request).boxed()
     }
 }

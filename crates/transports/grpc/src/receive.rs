@@ -1,9 +1,7 @@
 //! Receives gRPC's messages: gives chunks to the sink and control messages to the caller.
 
 use std::error::Error as _;
-use std::future::poll_fn;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 use thalweg_transport::{Error, ErrorKind, Result, Sink};
@@ -64,7 +62,7 @@ impl Inbox {
             let next = tokio::select! {
                 biased; // the stream first: a message sent before an update has arrived before it
                 next = self.stream.message() => next,
-                bytes = arriving(shared) => {
+                bytes = shared.arriving() => {
                     self.report(bytes, sink);
                     continue;
                 }
@@ -77,7 +75,7 @@ impl Inbox {
             let Some(frame) = next.map_err(|status| explain(shared, &status))? else {
                 return Ok(None);
             };
-            self.report(shared.arriving.swap(0, Ordering::Relaxed), sink);
+            self.report(shared.take_arrived(), sink);
             if let Some(message) = self.take(frame, sink, shared)? {
                 return Ok(Some(message));
             }
@@ -170,16 +168,6 @@ impl Inbox {
         header.verify(&message)?;
         Ok(Some(message.freeze()))
     }
-}
-
-/// Waits for bytes of the stream's chunks. They are counted when the stream is polled, so the caller polls that
-/// before this, each time.
-async fn arriving(shared: &LinkState) -> u64 {
-    poll_fn(|_| match shared.arriving.swap(0, Ordering::Relaxed) {
-        0 => Poll::Pending,
-        bytes => Poll::Ready(bytes),
-    })
-    .await
 }
 
 /// Waits for the next arrival of an update by a unary call. Waits for ever in stream mode.

@@ -12,7 +12,6 @@ use tonic::server::StreamingService;
 use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::body::Watched;
 use crate::calls;
 use crate::frame::Frame;
 use crate::send::Messages;
@@ -84,8 +83,6 @@ impl Service {
             return Status::failed_precondition(format!("the server has mode {ours}, not {theirs}"))
                 .into_http();
         }
-        let shared = self.shared.clone();
-        let request = request.map(|body| Watched::stream(body, shared));
         let exchange = Exchange { shared: self.shared, caller: Some(caller) };
         tonic::server::Grpc::new(Codec::default())
             .max_decoding_message_size(MAX_MESSAGE)

@@ -1,13 +1,19 @@
 //! The state of a link that both directions use.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use thalweg_transport::{Error, ErrorKind, Result, Standing};
-use tokio::sync::watch;
+use tokio::sync::{watch, Notify};
+use tokio::time::sleep;
 
 use crate::send::Outbox;
 use crate::unary::Unary;
+
+/// How long bytes of a message that is not whole are gathered before they are reported as progress. On a fast path
+/// the message is whole by then.
+const GATHERING: Duration = Duration::from_millis(20);
 
 /// How far a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -32,7 +38,9 @@ pub(crate) struct LinkState {
     pub received: AtomicU64,
     pub copied: AtomicU64,
     /// Bytes of the stream's chunks that have arrived and that the receiving side has not reported yet.
-    pub arriving: AtomicU64,
+    arriving: AtomicU64,
+    /// Wakes the receiving side to report them.
+    progressed: Notify,
     /// How far the link has ended.
     state: watch::Sender<State>,
     /// The reason why the link has ended.
@@ -56,6 +64,7 @@ impl LinkState {
             received: zero(),
             copied: zero(),
             arriving: zero(),
+            progressed: Notify::new(),
             state: watch::Sender::new(State::Open),
             why: OnceLock::new(),
             fault: OnceLock::new(),
@@ -132,6 +141,32 @@ impl LinkState {
     /// The first security error (of a certificate or a key) that ended the connection, if one did.
     pub(crate) fn fault(&self) -> Option<Error> {
         self.fault.get().cloned()
+    }
+
+    /// Counts bytes of chunks that have arrived. The first since the last report wake the receiving side.
+    pub(crate) fn arrived(&self, bytes: u64) {
+        if bytes > 0 && self.arriving.fetch_add(bytes, Ordering::Relaxed) == 0 {
+            self.progressed.notify_one();
+        }
+    }
+
+    /// Takes the number of bytes that have arrived since the last call.
+    pub(crate) fn take_arrived(&self) -> u64 {
+        self.arriving.swap(0, Ordering::Relaxed)
+    }
+
+    /// Waits until bytes have arrived, and for others that soon follow, and takes their number. Dropping the
+    /// future loses nothing.
+    pub(crate) async fn arriving(&self) -> u64 {
+        loop {
+            match self.take_arrived() {
+                0 => {
+                    self.progressed.notified().await;
+                    sleep(GATHERING).await;
+                }
+                bytes => return bytes,
+            }
+        }
     }
 
     /// Records that the kernel has the first `bytes` bytes of the stream.

@@ -1,4 +1,9 @@
-//! Passes a connection's bytes on, and observes them: their number, the position in the stream, and errors.
+//! Passes a connection's bytes on, and observes them: their number, the position in the stream, the progress of
+//! chunks, and errors.
+//!
+//! HTTP/2 gives out a DATA frame only when all of it has arrived, and a frame has up to 64 KiB. On a path with a
+//! long round trip that takes TCP many of them while it starts slowly. So progress is counted here, as bytes
+//! arrive.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,6 +14,7 @@ use std::task::{ready, Context, Poll};
 use thalweg_sockets::tls;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::chunks::Chunks;
 use crate::shared::LinkState;
 
 /// The bytes of a connection, with or without TLS.
@@ -18,6 +24,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// The first bytes that a client sends (RFC 9113, section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// The flag of a DATA frame with padding (RFC 9113, section 6.1).
+const PADDED: u8 = 8;
+
 /// Maximum number of bytes that are read from a peer that has not proved who it is: the headers of its call,
 /// its [`thalweg_wire::control::Hello`], and frames of HTTP/2. If it sends more, the link ends.
 const UNAUTHENTICATED_PEER_BYTES: u64 = 32 << 10;
@@ -26,16 +35,37 @@ pub(crate) struct Wire {
     stream: Box<dyn Duplex>,
     shared: Arc<LinkState>,
     outgoing: Frames,
+    incoming: Frames,
+    /// The chunks in the link's stream that arrives.
+    chunks: Chunks,
     operation: &'static str,
 }
 
 impl Wire {
     pub(crate) fn of_client(stream: Box<dyn Duplex>, shared: Arc<LinkState>) -> Self {
-        Self { stream, shared, outgoing: Frames::after(PREFACE.len()), operation: "connect" }
+        Self::new(stream, shared, [PREFACE.len(), 0], "connect")
     }
 
     pub(crate) fn of_server(stream: Box<dyn Duplex>, shared: Arc<LinkState>) -> Self {
-        Self { stream, shared, outgoing: Frames::after(0), operation: "accept" }
+        Self::new(stream, shared, [0, PREFACE.len()], "accept")
+    }
+
+    /// `skip`: how many bytes come before the first frame, on the way out and on the way in.
+    fn new(
+        stream: Box<dyn Duplex>,
+        shared: Arc<LinkState>,
+        skip: [usize; 2],
+        operation: &'static str,
+    ) -> Self {
+        let [outgoing, incoming] = skip.map(Frames::after);
+        Self { stream, shared, outgoing, incoming, chunks: Chunks::default(), operation }
+    }
+
+    /// Counts the bytes of chunks among those that have arrived.
+    fn progress(&mut self, received: &[u8]) {
+        let (mut bytes, chunks) = (0, &mut self.chunks);
+        self.incoming.pass(received, |data| bytes += chunks.pass(data));
+        self.shared.arrived(bytes);
     }
 
     fn note<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
@@ -68,6 +98,7 @@ impl AsyncRead for Wire {
                 self.shared.blame(error);
             }
         }
+        self.progress(received);
         Poll::Ready(Ok(()))
     }
 }
@@ -87,7 +118,7 @@ impl AsyncWrite for Wire {
         let mut left = wrote;
         for buf in bufs {
             let part = buf.len().min(left);
-            self.outgoing.pass(&buf[..part]);
+            self.outgoing.pass(&buf[..part], |_| {});
             left -= part;
         }
         self.shared.sent.fetch_add(wrote as u64, Ordering::Relaxed);
@@ -110,7 +141,7 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// Follows the frames of HTTP/2 (RFC 9113, section 4.1) in the written bytes, and counts the bytes in the
+/// Follows the frames of HTTP/2 (RFC 9113, section 4.1) in one direction's bytes, and counts the bytes in the
 /// stream's DATA frames. The stream is the first one that has HEADERS: that of the link's call.
 struct Frames {
     /// The frame header that is being read.
@@ -125,24 +156,34 @@ struct Frames {
     is_data: bool,
     /// Number of the stream's bytes so far.
     data: u64,
+    /// A DATA frame of the stream had padding, which is among the bytes.
+    padded: bool,
 }
 
 impl Frames {
     fn after(skip: usize) -> Self {
-        Self { header: [0; 9], stream: None, have: 0, left: skip, is_data: false, data: 0 }
+        let (header, stream) = ([0; 9], None);
+        Self { header, stream, have: 0, left: skip, is_data: false, data: 0, padded: false }
     }
 
-    fn pass(&mut self, mut bytes: &[u8]) {
+    /// Takes the direction's next bytes. Calls `each` with those of the stream. After a frame with padding, which
+    /// none of our ends sends, it calls it no more.
+    fn pass(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         while !bytes.is_empty() {
-            let part = if self.left > 0 { self.inside(bytes) } else { self.between(bytes) };
+            let part = if self.left > 0 { self.inside(bytes, &mut each) } else { self.between(bytes) };
             bytes = &bytes[part..];
         }
     }
 
-    fn inside(&mut self, bytes: &[u8]) -> usize {
+    fn inside(&mut self, bytes: &[u8], each: &mut impl FnMut(&[u8])) -> usize {
         let part = bytes.len().min(self.left);
         self.left -= part;
-        self.data += if self.is_data { part as u64 } else { 0 };
+        if self.is_data {
+            self.data += part as u64;
+            if !self.padded {
+                each(&bytes[..part]);
+            }
+        }
         part
     }
 
@@ -151,7 +192,7 @@ impl Frames {
         self.header[self.have..self.have + part].copy_from_slice(&bytes[..part]);
         self.have += part;
         if self.have == self.header.len() {
-            let [a, b, c, kind, _, stream @ ..] = self.header;
+            let [a, b, c, kind, flags, stream @ ..] = self.header;
             let stream = u32::from_be_bytes(stream);
             self.have = 0;
             self.left = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -159,6 +200,7 @@ impl Frames {
                 self.stream.get_or_insert(stream);
             }
             self.is_data = kind == 0 && self.stream == Some(stream);
+            self.padded |= self.is_data && flags & PADDED != 0;
         }
         part
     }
@@ -189,8 +231,20 @@ mod tests {
         .concat();
         for step in [1, 2, 9, 10, 100, written.len()] {
             let mut frames = Frames::after(PREFACE.len());
-            written.chunks(step).for_each(|part| frames.pass(part));
+            let mut data = Vec::new();
+            written.chunks(step).for_each(|part| frames.pass(part, |bytes| data.extend_from_slice(bytes)));
             assert_eq!((frames.data, frames.left, frames.have), (305, 0, 0), "{step} at a time");
+            assert_eq!(data, [&[7; 300][..], &[9; 5]].concat(), "{step} at a time");
         }
+    }
+
+    #[test]
+    fn a_frame_with_padding_ends_the_view_of_the_stream_and_not_the_count() {
+        let mut padded = frame(0, 1, &[1, 7, 0]);
+        padded[4] = PADDED;
+        let bytes = [frame(1, 1, b""), frame(0, 1, b"ab"), padded, frame(0, 1, b"cd")].concat();
+        let (mut frames, mut data) = (Frames::after(0), Vec::new());
+        frames.pass(&bytes, |bytes| data.extend_from_slice(bytes));
+        assert_eq!((frames.data, &data[..]), (7, &b"ab"[..]));
     }
 }

@@ -3,17 +3,20 @@
 //! are understood.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::SendStream;
 use http::Request;
-use thalweg_conformance::Recorder;
-use thalweg_grpc::MAX_MESSAGE;
-use thalweg_transport::{ErrorKind, Link, Listener, Options};
+use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
+use thalweg_grpc::{Grpc, MAX_MESSAGE};
+use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Transport};
 use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash, HEADER_BYTES, MAX_CONTROL};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{copy, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 mod common;
 use common::{knock, link, listen, plain, Trust};
@@ -136,6 +139,52 @@ async fn a_chunk_makes_progress_before_it_is_whole() {
     tokio::join!(receiving, sending);
     assert_eq!(sink.seen().progress, 9000, "and no byte counts twice");
     assert_eq!(sink.seen().stored.len(), 1);
+}
+
+/// A port that passes bytes on in both directions; of the client's first only `first`, until `opened`.
+async fn slow_port(to: SocketAddr, first: u64, opened: Arc<Notify>) -> Address {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address::parse(&format!("grpc://{}", port.local_addr().unwrap())).unwrap();
+    tokio::spawn(async move {
+        let (from, _) = port.accept().await.unwrap();
+        let (mut client, mut back) = from.into_split();
+        let (mut server, mut onward) = TcpStream::connect(to).await.unwrap().into_split();
+        let up = async {
+            copy(&mut (&mut client).take(first), &mut onward).await.unwrap();
+            opened.notified().await;
+            copy(&mut client, &mut onward).await
+        };
+        tokio::join!(up, copy(&mut server, &mut back))
+    });
+    address
+}
+
+/// HTTP/2 gives out a DATA frame of 64 KiB when all of it is there. On a path with a long round trip that takes many
+/// round trips too.
+#[tokio::test]
+async fn a_chunk_makes_progress_before_a_frame_of_it_is_whole() {
+    let listener = listen(&plain()).await;
+    let to = SocketAddr::from(([127, 0, 0, 1], listener.address().port.unwrap()));
+    let opened = Arc::new(Notify::new());
+    let through = slow_port(to, 40 << 10, opened.clone()).await;
+    let (options, length) = (plain(), 256 << 10);
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let (client, server) = tokio::join!(Grpc.connect(&through, &options), accept);
+    let client = client.unwrap();
+    let (source, sink) = (pattern(length, 1), Recorder::new(length));
+    let update = outgoing(&source, update_id(1), length as u32);
+    let sending = async {
+        client.send_update(&update).await.unwrap();
+        client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    };
+    let receiving = async { assert_eq!(server.receive(&sink).await.unwrap(), "end") };
+    let watching = async {
+        sink.until(|seen| seen.progress > (30 << 10)).await;
+        assert!(sink.seen().progress < (40 << 10) && sink.seen().stored.is_empty());
+        opened.notify_one();
+    };
+    tokio::join!(sending, receiving, watching);
+    assert_eq!(sink.seen().progress, length, "and no byte counts twice");
 }
 
 #[tokio::test]
