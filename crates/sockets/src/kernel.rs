@@ -1,8 +1,9 @@
-//! The two socket options that no safe crate offers: reading TCP_INFO and setting SO_RCVLOWAT.
+//! What no safe crate offers: reading TCP_INFO, setting SO_RCVLOWAT, and ending the connection of a UDP socket.
 
+use std::io;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 
 /// The fields of TCP_INFO that are used here.
 pub struct Info {
@@ -64,6 +65,38 @@ pub fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
         )
     };
     failed == 0
+}
+
+/// Ends the connection of a UDP socket: it forgets its peer, and the addresses that the system has chosen for it.
+///
+/// # Errors
+/// Those of the system.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub fn disconnect(socket: &UdpSocket) -> io::Result<()> {
+    use std::mem::{size_of, zeroed};
+    use std::os::fd::AsRawFd;
+
+    // SAFETY: `sockaddr` is integers only, for which all zero bits are a value. Its family is AF_UNSPEC, 0.
+    let nowhere: libc::sockaddr = unsafe { zeroed() };
+    let length = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel reads `length` bytes, the size of
+    // the live local.
+    let failed = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, length) };
+    if failed == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Other systems have other ways, which are not used.
+///
+/// # Errors
+/// Always [`io::ErrorKind::Unsupported`].
+#[cfg(not(target_os = "linux"))]
+pub fn disconnect(_: &UdpSocket) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Other systems wake at the first byte. The option is not set there.

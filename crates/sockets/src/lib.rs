@@ -3,7 +3,7 @@
 //!
 //! Nothing here knows of links or frames. The transports tcp, grpc, mqtt, amqp, zmq and unifl are built on
 //! it.
-#![deny(unsafe_code)] // `kernel` allows it for two system calls
+#![deny(unsafe_code)] // `kernel` allows it for three system calls
 
 pub mod dial;
 pub mod door;

@@ -12,6 +12,7 @@ use thalweg_transport::{
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::link_state::LinkState;
+use thalweg_udp::moving::announce_moves;
 use thalweg_udp::repetition::repeat_messages;
 use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;
@@ -38,13 +39,13 @@ pub(crate) struct LtpLink {
     state: Arc<LinkState>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
-    tasks: [AbortHandle; 3],
+    tasks: Vec<AbortHandle>,
 }
 
 impl LtpLink {
     /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice, trace: Option<Trace>) -> Self {
-        let Ends { inner, outgoing, window, incoming, standing, carriers } = ends;
+        let Ends { inner, outgoing, window, incoming, standing, carriers, moves } = ends;
         let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let lanes = [Arc::new(incoming), Arc::new(outgoing)];
         let [incoming, outgoing] = lanes.clone();
@@ -62,7 +63,12 @@ impl LtpLink {
             Driver::new(outgoing, window, protection, state.clone(), stats.clone(), taken).traced(trace);
         let reading = tokio::spawn(pass_on(inner.clone(), state.clone(), pass));
         let sending = tokio::spawn(driver.run());
-        let tasks = [reading, sending, repeating].map(|task| task.abort_handle());
+        let announcing = moves.map(|moves| {
+            let [incoming, outgoing] = lanes.clone();
+            tokio::spawn(announce_moves([outgoing, incoming], moves, || async {}))
+        });
+        let tasks = [reading, sending, repeating].into_iter().chain(announcing);
+        let tasks = tasks.map(|task| task.abort_handle()).collect();
         Self { inner, carriers, orders, lanes, intake, state, stats, critical, tasks }
     }
 }

@@ -191,6 +191,7 @@ impl Driver {
                 _ = self.state.ended(SEND) => return,
                 () = given_up(&mut self.current) => self.machine.abandon(),
                 () = self.state.probe_due.notified() => self.machine.request_probe(),
+                () = self.lane.moved() => self.machine.request_probe(),
                 // An error reports an ICMP message. The next call on the socket works again.
                 _ = self.lane.readable() => {}
                 order = self.orders.recv(), if !busy => match order {

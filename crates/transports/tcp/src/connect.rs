@@ -78,6 +78,9 @@ async fn shake_over(
             let connected = connector.connect(name.clone(), wire).await;
             let mut stream = connected.map_err(|e| failed(&e))?.into();
             let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
+            if let (End::HoledStream(line), Some(secret)) = (&end, &peer.binding) {
+                line.bound(secret);
+            }
             let key = match exchange(&mut stream, preamble, failed).await?.data {
                 true => Some(DataKey::of(CONNECT, &stream)?),
                 false => None,

@@ -77,6 +77,11 @@ pub trait HoledStream: Send + Sync {
         let _ = (tolerance, lines);
     }
 
+    /// Gives the stream a secret that only the two ends know ([`Peer::binding`]), once there is one.
+    fn bound(&self, secret: &[u8; 32]) {
+        let _ = secret;
+    }
+
     /// Adds the connection's figures to `counters`.
     fn tell(&self, counters: &mut Counters);
 }
@@ -221,6 +226,7 @@ impl HoledStreams {
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let peer = tls::peer(ACCEPT, from.clone(), &stream)?;
+        peer.binding.iter().for_each(|secret| line.bound(secret));
         let requested = Preamble::read(ACCEPT, &mut stream, &failed).await?;
         let taken =
             Preamble { data: requested.data && requested.stream == 0 && self.sealed.is_some(), ..requested };

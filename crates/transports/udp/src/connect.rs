@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout, Instant};
 
 use crate::control::dial;
 use crate::control::pipe::{Line, Pipe};
-use crate::hello::{self, Dialect};
+use crate::hello::{self, Dialect, Ends};
 use crate::listener::Make;
 use crate::over_tcp;
 
@@ -145,10 +145,11 @@ impl<'a> Attempt<'a> {
     /// The link whose control messages go by datagrams. Once both ends have met, an error of making the link is
     /// this end's own, such as a trace that cannot be written, and the other way would not help.
     async fn by_datagrams(&self, line: Line, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
-        let address = control_address(self.to);
+        let (address, moves) = (control_address(self.to), pipe.moves());
         pipe.answered().await.map_err(|e| Error::io(CONNECT, &address, &e))?;
         let inner = line::connect(Arc::new(line), &address, &self.control).await?;
         let ends = hello::ask(inner, Carrier::Udp, self.to.ip(), self.options, self.dialect).await?;
+        let ends = Ends { moves: Some(moves), ..ends };
         Ok((self.make)(ends, self.options))
     }
 

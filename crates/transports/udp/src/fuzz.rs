@@ -7,6 +7,7 @@ use thalweg_seal::{Cipher, Secret, TAG_BYTES};
 use crate::control::packet::Packet;
 use crate::control::stream::Stream;
 use crate::datagram::{Datagram, Encode, Key, Kind, CHUNK_HEADER_BYTES, PREFIX_BYTES};
+use crate::moving::Word;
 use crate::secure::{End, Seal};
 
 /// The key of the link that the datagrams belong to.
@@ -17,8 +18,13 @@ pub const FRAME: usize = PREFIX_BYTES;
 /// Decoding either fails, or encoding the result gives a datagram that decodes to the same. A chunk has the
 /// length that its header says.
 pub fn datagram(bytes: &[u8]) {
-    let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     let mut again = Vec::new();
+    if let Some(word) = Word::read(&KEY, bytes) {
+        word.encode(&KEY, &mut again);
+        assert_eq!(again, bytes);
+        again.clear();
+    }
+    let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     datagram.encode(&KEY, &mut again);
     assert!(again.len() <= bytes.len() && datagram.message_count < 1 << 48);
     if let Kind::Chunk(header) = datagram.kind {
@@ -89,7 +95,12 @@ mod tests {
             Datagram { kind, report_wanted: true, message_count: 8, position: 9 }.encode(&KEY, &mut out);
             [&out, payload].concat()
         };
-        kinds.into_iter().map(encode).collect()
+        let words = [Word::Challenge([7; 24]), Word::Answer([8; 24]), Word::Here].map(|word| {
+            let mut out = Vec::new();
+            word.encode(&KEY, &mut out);
+            out
+        });
+        kinds.into_iter().map(encode).chain(words).collect()
     }
 
     /// Usually writes the link's key to the beginning, and often corrects a chunk's checksum, so that more
@@ -115,6 +126,8 @@ mod tests {
             Packet::First { cookie: [1; 24], segment, bytes: b"first" },
             Packet::Segment { segment, bytes: b"more" },
             Packet::Reset,
+            Packet::Challenge { cookie: [1; 24] },
+            Packet::Answer { cookie: [1; 24], proof: [2; 16] },
         ];
         let samples: Vec<Vec<u8>> = samples.iter().map(|packet| packet.encode(&KEY)).collect();
         thalweg_conformance::damage(&samples, |_, _| {}, control);

@@ -6,7 +6,8 @@
 //! 2. The connecting end opens two UDP sockets. It sends: `tlwu`, version, the window of its receiving socket
 //!    (u64). Then it sends hellos from both sockets until it receives message 3. The hellos show the
 //!    listener's end the sockets' addresses behind NAT, and that datagrams pass.
-//! 3. The listener's end has received both hellos. It sends: `tlwu`, version.
+//! 3. The listener's end has received both hellos. It sends: `tlwu`, version. If a hello comes from another IP
+//!    address than the control connection, the listener's end first [challenges](crate::moving) the peer there.
 //!
 //! A connecting end to which no datagrams pass sends only `tlwu` and the version in step 2. The control
 //! connection then [carries everything](crate::over_tcp).
@@ -24,9 +25,10 @@ use thalweg_transport::{
     Address, Carrier, Carriers, Error, ErrorKind, Link, NoChunks, Options, Peer, Result, Setting, Standing,
     UnauthenticatedPeer,
 };
+use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::datagram::{Datagram, Key, Kind};
+use crate::datagram::Key;
 use crate::over_tcp::OverTcp;
 use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
@@ -56,6 +58,8 @@ pub struct Ends {
     pub standing: Standing,
     /// What carries the link.
     pub carriers: Carriers,
+    /// Changes when this end, a connecting one whose control messages go by datagrams, has another address.
+    pub moves: Option<watch::Receiver<u64>>,
 }
 
 /// What the handshake of the listener's end has made.
@@ -67,7 +71,7 @@ pub(crate) enum Met {
 }
 
 /// The first pause after a hello, and the longest pause. Each pause is a tenth longer than the previous one.
-const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+pub(crate) const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Checks the address and refuses options that a datagram transport does not support.
 ///
@@ -135,7 +139,7 @@ pub(crate) async fn answer(
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
     let standing = Standing::new(unauthenticated_peers);
     let carriers = Carriers { control, chunks: Carrier::Udp };
-    Ok(Met::Ends(Box::new(Ends { inner, outgoing, window, incoming, standing, carriers })))
+    Ok(Met::Ends(Box::new(Ends { inner, outgoing, window, incoming, standing, carriers, moves: None })))
 }
 
 /// Sizes of the numbers in the listener's offer.
@@ -179,28 +183,22 @@ pub(crate) async fn ask(
     let at = |port: u64| SocketAddr::new(ip, port as u16);
     let outgoing = outgoing.joined(operation, at(up), key, seal(0), Way::Out).await?;
     let incoming = incoming.joined(operation, at(down), key, seal(1), Way::In).await?;
-    let lanes = [&outgoing, &incoming];
     let ready = tokio::select! {
         ready = inner.receive(&NoChunks) => ready?,
-        never = greet(&lanes) => match never {},
+        never = greet([&outgoing, &incoming]) => match never {},
+        never = outgoing.answer_challenges() => match never {},
+        never = incoming.answer_challenges() => match never {},
     };
     let [] = numbers(operation, dialect, &ready, [])?;
     let (standing, carriers) = (Standing::new([]), Carriers { control, chunks: Carrier::Udp });
-    Ok(Ends { inner, outgoing, window, incoming, standing, carriers })
+    Ok(Ends { inner, outgoing, window, incoming, standing, carriers, moves: None })
 }
 
 /// Sends hellos from all sockets, for as long as the caller polls it.
-async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
+async fn greet(lanes: [&Lane; 2]) -> std::convert::Infallible {
     let (mut pause, most) = REPEAT;
     loop {
-        for (number, lane) in (0..).zip(lanes) {
-            lane.send_one(&Datagram {
-                kind: Kind::Hello,
-                report_wanted: false,
-                message_count: 0,
-                position: number,
-            });
-        }
+        (0..).zip(lanes).for_each(|(pair, lane)| lane.send_hello(pair));
         sleep(pause).await;
         pause = pause.mul_f64(1.1).min(most);
     }

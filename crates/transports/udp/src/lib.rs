@@ -8,8 +8,8 @@
 //! retransmits a chunk; the session asks for missing ranges again. A [window](window) limits the bytes in
 //! flight. With TLS, the control connection is encrypted and each datagram is [sealed](secure).
 //!
-//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`repetition`] and
-//! [`link_state`] do not depend on the window or on reports. The `ltp` transport uses them too.
+//! [`connect`], [`listener`], [`hello`], [`moving`], [`socket`], [`secure`], [`deliver`], [`turns`], [`repetition`]
+//! and [`link_state`] do not depend on the window or on reports. The `ltp` transport uses them too.
 #![forbid(unsafe_code)]
 
 pub mod connect;
@@ -22,6 +22,7 @@ pub mod hello;
 mod link;
 pub mod link_state;
 pub mod listener;
+pub mod moving;
 mod over_tcp;
 #[cfg(test)]
 mod paths;

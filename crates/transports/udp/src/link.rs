@@ -1,6 +1,6 @@
 //! A `udp` link: an inner `tcp` link for control messages, and a pair of UDP sockets for each direction of
 //! chunks. Three tasks run with it: one receives control messages, one repeats probes, one repeats control
-//! messages.
+//! messages. A fourth one of the connecting end says when that has another address.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 use crate::deliver::{pass_on, Intake};
 use crate::hello::Ends;
 use crate::link_state::LinkState;
+use crate::moving::announce_moves;
 use crate::receive::Reports;
 use crate::repetition::repeat_messages;
 use crate::send::{self, Sender};
@@ -36,13 +37,13 @@ pub(crate) struct UdpLink {
     incoming: Arc<Lane>,
     intake: Mutex<Intake<Reports>>,
     state: Arc<LinkState>,
-    tasks: [AbortHandle; 3],
+    tasks: Vec<AbortHandle>,
 }
 
 impl UdpLink {
     /// Creates a link from a finished handshake and starts its tasks.
     pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
-        let Ends { inner, outgoing, window, incoming, standing, carriers } = ends;
+        let Ends { inner, outgoing, window, incoming, standing, carriers, moves } = ends;
         let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
@@ -57,7 +58,12 @@ impl UdpLink {
         let round_trip = move || round_trip(&measured.0, &*measured.1);
         let repeating =
             tokio::spawn(repeat_messages(state.clone(), outgoing.clone(), round_trip, read_reports));
-        let tasks = [reading, probing, repeating].map(|task| task.abort_handle());
+        let announcing = moves.map(|moves| {
+            let (lanes, both) = ([outgoing.clone(), incoming.clone()], (sender.clone(), state.clone()));
+            tokio::spawn(announce_moves(lanes, moves, move || send::try_read_reports(both.clone())))
+        });
+        let tasks = [reading, probing, repeating].into_iter().chain(announcing);
+        let tasks = tasks.map(|task| task.abort_handle()).collect();
         Self { inner, carriers, sender, outgoing, incoming, intake, state, tasks }
     }
 }

@@ -98,6 +98,7 @@ impl Sender {
                         biased;
                         // Ignore an error here: an ICMP message caused it, and the next receive clears it.
                         _ = self.lane.readable() => {}
+                        () = self.lane.moved() => self.probe(state),
                         () = sleep_until(by.into()) => self.probe(state),
                     }
                 }

@@ -1,8 +1,15 @@
 //! The UDP sockets of a link. A socket sends batches with GSO and receives them with GRO, where the system
 //! supports these.
+//!
+//! The connecting end's sockets are connected. The listener's end receives from any address, drops what is not of
+//! the link, and follows its [peer](crate::moving) to another address.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -10,8 +17,11 @@ use thalweg_seal::TAG_BYTES;
 use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+use tokio::sync::Notify;
 
+use crate::control::cookie::Cookies;
 use crate::datagram::{Datagram, Encode, Key, Kind, WHOLE};
+use crate::moving::{follow_route, PeerAddress, Word};
 use crate::secure::Seal;
 
 /// Bytes of one receive buffer: the most that GRO joins.
@@ -24,15 +34,25 @@ const UNAUTHENTICATED_PEER_BUFFER: usize = 16 << 10;
 const SLOTS: usize = 4;
 /// Maximum number of bytes of one send.
 const MOST: usize = 65_000;
+/// The kind of a hello, in a datagram's prefix.
+const HELLO: u8 = 4;
 /// Buffer size to ask the kernel for if the options name none. The kernel grants at most net.core.rmem_max
 /// and wmem_max.
 const WANTED: usize = 8 << 20;
 
-/// A connected UDP socket: it exchanges datagrams with one peer, in one direction of chunks.
+/// A UDP socket that exchanges datagrams with one peer, in one direction of chunks.
 pub struct Lane {
     socket: UdpSocket,
     state: UdpSocketState,
-    peer: SocketAddr,
+    peer: Mutex<PeerAddress>,
+    /// Makes and checks challenges, at the listener's end alone.
+    cookies: Option<Cookies>,
+    /// Time zero of the cookies.
+    origin: Instant,
+    /// How often the connecting end has received something of its peer.
+    heard: AtomicU64,
+    /// Notified when the peer has another address, or knows that this end has.
+    moved: Notify,
     /// Size of the receive buffer to ask the kernel for, in bytes.
     wanted: usize,
     /// Maximum cost in flight from the peer to this socket; see [`cost`](crate::window::cost).
@@ -80,12 +100,12 @@ impl Unbound {
         Ok(Self { socket, wanted, window: granted as u64 / 2, port })
     }
 
-    /// Waits for the peer's hello and takes its source as the peer's address. The source must have the IP
-    /// address of the control connection, `ip`. TCP's handshake has shown that the peer receives there, so
+    /// Waits for the peer's hello and takes its source as the peer's address. At the IP address of the control
+    /// connection, `ip`, the peer has shown that it receives. At any other it must answer a challenge first, so
     /// nobody can direct our datagrams at a third party (RFC 9000, section 8.1).
     ///
     /// # Errors
-    /// [`ErrorKind::Security`] if the hello comes from another IP address; errors of the socket.
+    /// Errors of the socket.
     pub(crate) async fn greeted(
         self,
         operation: &'static str,
@@ -95,7 +115,7 @@ impl Unbound {
         number: u64,
         way: Way,
     ) -> Result<Lane> {
-        let mut buffer = [0; WHOLE];
+        let (cookies, origin, mut buffer) = (Cookies::new(operation)?, Instant::now(), [0; WHOLE]);
         loop {
             let received = self.socket.recv_from(&mut buffer).await;
             let (length, from) = received.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
@@ -103,14 +123,29 @@ impl Unbound {
                 Some(seal) => seal.open(&key, &mut buffer[..length]).unwrap_or(0),
                 None => length,
             };
-            let hello = Datagram::decode(&key, &buffer[..length]);
-            if !hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
-                continue;
+            let (datagram, now) = (&buffer[..length], origin.elapsed());
+            let hello = Datagram::decode(&key, datagram);
+            let greets = hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number);
+            let receives = match Word::read(&key, datagram) {
+                Some(Word::Answer(cookie)) => cookies.check(now, from, &key, &cookie),
+                _ => greets && from.ip().to_canonical() == ip.to_canonical(),
+            };
+            if receives {
+                let peer = PeerAddress::new(from, now);
+                return self.into_lane(operation, peer, (Some(cookies), origin), key, seal, way);
             }
-            if from.ip().to_canonical() != ip.to_canonical() {
-                return Err(elsewhere(operation, ip, from));
+            if greets {
+                let mut challenge = Vec::new();
+                append(
+                    &Word::Challenge(cookies.make(now, from, &key)),
+                    &[],
+                    &key,
+                    seal.as_ref(),
+                    &mut challenge,
+                );
+                // Ignore an error: the challenge is lost, and the next hello gets another.
+                let _ = self.socket.try_send_to(&challenge, from);
             }
-            return self.joined(operation, from, key, seal, way).await;
         }
     }
 
@@ -125,22 +160,42 @@ impl Unbound {
     ) -> Result<Lane> {
         let failed = |e: io::Error| Error::io(operation, format!("a UDP socket to {peer}"), &e);
         self.socket.connect(peer).await.map_err(failed)?;
+        let (peer, origin) = (PeerAddress::new(peer, Duration::ZERO), Instant::now());
+        self.into_lane(operation, peer, (None, origin), key, seal, way)
+    }
+
+    fn into_lane(
+        self,
+        operation: &'static str,
+        peer: PeerAddress,
+        (cookies, origin): (Option<Cookies>, Instant),
+        key: Key,
+        seal: Option<Seal>,
+        way: Way,
+    ) -> Result<Lane> {
+        let at = peer.get();
+        let failed = |e: io::Error| Error::io(operation, format!("a UDP socket to {at}"), &e);
         let state = match way {
             Way::In => UdpSocketState::new(UdpSockRef::from(&self.socket)),
             // Creating the state sets the don't-fragment option on its socket, but this socket must send long
             // chunks in fragments. So use another socket to find out what the kernel supports.
-            Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
+            Way::Out => probe(at).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
         let Self { socket, wanted, window, .. } = self;
-        Ok(Lane { socket, state, peer, wanted, window, key, seal })
+        let (peer, heard, moved) = (Mutex::new(peer), AtomicU64::new(0), Notify::new());
+        Ok(Lane { socket, state, peer, cookies, origin, heard, moved, wanted, window, key, seal })
     }
 }
 
-fn elsewhere(operation: &'static str, ip: IpAddr, from: SocketAddr) -> Error {
-    let context = format!("the control connection comes from {ip}, and its datagrams from {}", from.ip());
-    Error::new(ErrorKind::Security, operation, context)
-        .hint("let UDP and TCP leave the client's network by the same address, or take tcp")
+/// Appends a datagram in its form on the wire, sealed if there is a seal.
+fn append(datagram: &impl Encode, payload: &[u8], key: &Key, seal: Option<&Seal>, out: &mut Vec<u8>) {
+    let start = out.len();
+    datagram.encode(key, out);
+    out.extend_from_slice(payload);
+    if let Some(seal) = seal {
+        seal.close(out, start);
+    }
 }
 
 /// A socket that is used only to find out what the kernel supports.
@@ -198,7 +253,7 @@ impl Lane {
     /// An error if the datagram is too long for the system. Other errors count as loss.
     fn judge(&self, error: &io::Error) -> Result<()> {
         if quinn_udp::is_msg_size_err(error) {
-            let context = format!("{}: the system sends no datagrams of this length", self.peer);
+            let context = format!("{}: the system sends no datagrams of this length", self.peer());
             return Err(Error::new(ErrorKind::Unsupported, "send update", context)
                 .hint("set a smaller chunk, or a larger send_buffer"));
         }
@@ -214,10 +269,61 @@ impl Lane {
         }
     }
 
+    fn address(&self) -> MutexGuard<'_, PeerAddress> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.address().get()
+    }
+
+    /// Waits until the peer has another address, or knows that this end has. What was sent before may be lost.
+    pub async fn moved(&self) {
+        self.moved.notified().await;
+    }
+
+    /// How often the connecting end has received something of its peer.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Sends from the address that is on the way to the peer now, if this machine has changed networks.
+    pub(crate) fn follow_route(&self) {
+        // Ignore an error: there is no network now. The control stream looks again, and then this is called.
+        let _ = follow_route(&self.socket, self.peer());
+    }
+
+    /// Shows the listener's end where this end's datagrams come from.
+    pub(crate) fn send_hello(&self, pair: u64) {
+        let kind = Kind::Hello;
+        self.send_one(&Datagram { kind, report_wanted: false, message_count: 0, position: pair });
+    }
+
+    /// Answers challenges that arrive, for as long as the caller polls it. Leaves other datagrams in the socket:
+    /// they are for the link, and after them no challenges come.
+    pub(crate) async fn answer_challenges(&self) -> std::convert::Infallible {
+        let mut buffer = Buffer::new();
+        let mut first = [0; 17];
+        loop {
+            match self.socket.peek(&mut first).await {
+                Ok(length) if Word::looks_like_challenge(&first[..length]) => {
+                    // Ignore an error: an ICMP message caused it.
+                    let _ = self.receive(&mut buffer);
+                }
+                Ok(_) => std::future::pending().await,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    }
+
     /// Sends at once, or fails with `WouldBlock`.
     pub fn try_send(&self, contents: &[u8], length: usize) -> io::Result<()> {
+        self.try_send_to(self.peer(), contents, length)
+    }
+
+    fn try_send_to(&self, destination: SocketAddr, contents: &[u8], length: usize) -> io::Result<()> {
         let segment_size = (contents.len() > length).then_some(length);
-        let transmit = Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
+        let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
         self.socket
             .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit))
     }
@@ -234,12 +340,7 @@ impl Lane {
     /// Appends a datagram in its form on the wire, sealed if the link is. `payload` is a chunk's payload or a
     /// message's text.
     pub fn append(&self, datagram: &impl Encode, payload: &[u8], out: &mut Vec<u8>) {
-        let start = out.len();
-        datagram.encode(&self.key, out);
-        out.extend_from_slice(payload);
-        if let Some(seal) = &self.seal {
-            seal.close(out, start);
-        }
+        append(datagram, payload, &self.key, self.seal.as_ref(), out);
     }
 
     /// Sends one datagram without a payload; drops it if the socket has no room. Returns the bytes sent.
@@ -260,7 +361,8 @@ impl Lane {
         self.socket.readable().await
     }
 
-    /// Receives what has arrived into `buffer`, opens sealed datagrams, and drops those that do not open.
+    /// Receives what has arrived into `buffer`, opens sealed datagrams, and drops those that do not open. Handles
+    /// those that concern the peer's address.
     ///
     /// # Errors
     /// `WouldBlock` if nothing has arrived; errors that ICMP messages caused.
@@ -278,16 +380,72 @@ impl Lane {
         for (slot, meta) in metas.iter().take(count).enumerate() {
             let (start, end) = (slot * size, slot * size + meta.len.min(size));
             let places = (start..end).step_by(meta.stride.max(1));
-            buffer.places.extend(places.map(|at| (at, (at + meta.stride).min(end))));
+            buffer.places.extend(places.map(|at| (at..(at + meta.stride).min(end), meta.addr)));
         }
+        let Buffer { bytes, places, .. } = buffer;
         if let Some(seal) = &self.seal {
-            let Buffer { bytes, places, .. } = buffer;
-            places.retain_mut(|(start, end)| {
-                let opened = bytes.get_mut(*start..*end).and_then(|sealed| seal.open(&self.key, sealed));
-                opened.map(|length| *end = *start + length).is_some()
+            places.retain_mut(|(place, _)| {
+                let opened = bytes.get_mut(place.clone()).and_then(|sealed| seal.open(&self.key, sealed));
+                opened.map(|length| place.end = place.start + length).is_some()
             });
         }
+        let peer = self.peer();
+        places.retain(|(place, from)| {
+            bytes.get(place.clone()).is_some_and(|datagram| self.is_for_link(datagram, *from, peer))
+        });
+        if self.cookies.is_none() && !places.is_empty() {
+            self.heard.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    /// Handles a datagram that concerns the peer's address, and challenges a peer that sends from another one than
+    /// `peer`. Returns whether the datagram is for the link: what comes from another address is, since its key, or
+    /// its seal, shows whose it is.
+    fn is_for_link(&self, datagram: &[u8], from: SocketAddr, peer: SocketAddr) -> bool {
+        if let Some(word) = Word::read(&self.key, datagram) {
+            self.concerns_address(word, from);
+            return false;
+        }
+        let Some(cookies) = &self.cookies else { return true };
+        let greets =
+            || Datagram::decode(&self.key, datagram).is_some_and(|datagram| datagram.kind == Kind::Hello);
+        if from == peer {
+            if datagram.get(16) == Some(&HELLO) && greets() {
+                self.send_one(&Word::Here);
+            }
+        } else if datagram.starts_with(&self.key) {
+            let cookie = self.address().challenge(cookies, self.origin.elapsed(), from, &self.key);
+            cookie.iter().for_each(|cookie| self.send_word(&Word::Challenge(*cookie), from));
+        }
+        true
+    }
+
+    fn concerns_address(&self, word: Word, from: SocketAddr) {
+        match (word, &self.cookies) {
+            (Word::Challenge(cookie), None) => self.send_word(&Word::Answer(cookie), from),
+            (Word::Here, None) => {
+                self.heard.fetch_add(1, Ordering::Relaxed);
+                self.moved.notify_one();
+            }
+            (Word::Answer(cookie), Some(cookies)) => {
+                let now = self.origin.elapsed();
+                let answered = self.address().answered(cookies, now, from, &self.key, &cookie);
+                if answered.is_some() {
+                    self.send_one(&Word::Here);
+                    self.moved.notify_one();
+                }
+            }
+            // Not for this end.
+            _ => {}
+        }
+    }
+
+    /// Sends a word to an address, which need not be the peer's; drops it if the socket has no room.
+    fn send_word(&self, word: &Word, to: SocketAddr) {
+        let mut bytes = Vec::new();
+        self.append(word, &[], &mut bytes);
+        let _ = self.try_send_to(to, &bytes, bytes.len());
     }
 }
 
@@ -296,8 +454,8 @@ pub struct Buffer {
     bytes: Vec<u8>,
     /// Bytes of each of the [`SLOTS`] parts of `bytes`.
     slot: usize,
-    /// Start and end of each datagram in `bytes`.
-    places: Vec<(usize, usize)>,
+    /// Where each datagram is in `bytes`, and where it came from.
+    places: Vec<(Range<usize>, SocketAddr)>,
 }
 
 impl Buffer {
@@ -320,6 +478,6 @@ impl Buffer {
 
     /// The datagrams of the last receive.
     pub fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
-        self.places.iter().filter_map(|&(start, end)| self.bytes.get(start..end))
+        self.places.iter().filter_map(|(place, _)| self.bytes.get(place.clone()))
     }
 }

@@ -277,8 +277,11 @@ async fn a_false_source_address_makes_no_stream() {
     honest.send(&first).await.unwrap();
     let acknowledged = answer(&honest).await;
     assert_eq!((acknowledged[5], acknowledged[24 + 8]), (4, 4), "the honest peer's four bytes are not taken");
-    // From another address, even a packet of this stream changes nothing.
-    liar.send(&packet(4, 7, &[&segment[..], b"more"].concat())).await.unwrap();
+    // From another address, even a packet of this stream changes nothing. Its sender is asked whether he is there.
+    let more = packet(4, 7, &[&segment[..], b"more"].concat());
+    liar.send(&more).await.unwrap();
+    let challenge = answer(&liar).await;
+    assert!(challenge[5] == 6 && challenge.len() <= more.len(), "{challenge:?}");
     liar.send(&packet(1, 8, &[0; 28])).await.unwrap();
-    assert_eq!(answer(&liar).await[8], 8, "a packet from another address was answered");
+    assert_eq!(answer(&liar).await[8], 8, "more than a challenge was sent");
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use socket2::SockRef;
 use thalweg_conformance::Recorder;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, AdmissionQueue, Bounds, ErrorKind, Link, Listener, Options, Transport};
+use thalweg_transport::{Address, AdmissionQueue, Bounds, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
 use tokio::net::UdpSocket;
@@ -120,23 +120,29 @@ async fn each_descriptor_of_an_unauthenticated_peer_has_a_place() {
     assert_eq!(admission_queue.count(), 0);
 }
 
-/// The listener sends no datagrams to an address from which no TCP connection came. So a peer cannot direct
-/// datagrams at somebody else.
+/// At an address from which no control connection came, a peer must answer a challenge. Until then only that goes
+/// there, so a peer cannot direct datagrams at somebody else.
 #[tokio::test]
-async fn datagrams_from_another_address_than_the_control_connections_are_refused() {
+async fn a_peer_at_another_address_than_its_control_connections_is_challenged() {
     let (_, options) = admission_queue(4 * SOCKETS);
     for options in [options, Options::default()] {
         let listener = listen(&Udp, &options).await;
-        let (victim, pending) =
-            tokio::join!(shake(&*listener, Ipv4Addr::new(127, 0, 0, 2)), listener.accept());
-        let error = pending.unwrap().await.map(|_| ()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Security, "{error}");
-        assert!(error.to_string().contains("127.0.0.2"), "{error}");
-        let (_, _, up, down) = victim;
-        for socket in [up, down] {
-            let outcome = socket.try_recv(&mut [0; 64]);
-            assert!(outcome.is_err(), "something was sent there");
-        }
+        let meeting = async {
+            let (control, _, up, down) = shake(&*listener, Ipv4Addr::new(127, 0, 0, 2)).await;
+            for socket in [&up, &down] {
+                let mut challenge = [0; 64];
+                let length = socket.recv(&mut challenge).await.unwrap();
+                assert_eq!((challenge[16], length), (8, 56));
+                assert!(socket.try_recv(&mut [0; 64]).is_err(), "more was sent there");
+                let mut answer = challenge[..length].to_vec();
+                answer[16] = 9;
+                socket.send(&answer).await.unwrap();
+            }
+            assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), MAGIC);
+            control
+        };
+        let (_control, server) = tokio::join!(meeting, accept(&*listener));
+        assert!(server.peer().address.starts_with("127.0.0.1:"));
     }
 }
 

@@ -3,6 +3,10 @@
 //! A cookie is a time and a MAC (HMAC-SHA256, 16 bytes of it) over that time, the peer's address and the id of
 //! its stream, by a key that only the listener has. This is address validation as in RFC 9000, section 8.1.
 
+//!
+//! A cookie that is sent to another address of a peer is a challenge. Its answer has a proof too: under TLS a MAC
+//! over the cookie, by a key that only the two ends have. So whoever sees the packets cannot answer.
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -11,7 +15,7 @@ use ring::rand::SystemRandom;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_wire::limits;
 
-use super::packet::{Cookie, Id};
+use super::packet::{Cookie, Id, Proof};
 
 /// How long a cookie is valid: the time in which one message is answered. A peer that comes later gets a new one.
 pub(crate) const VALID: Duration = limits::ANSWERED;
@@ -49,12 +53,28 @@ impl Cookies {
     }
 }
 
+/// The proof that belongs to the answer to a challenge. `secret` is that of the two ends; none without TLS, and
+/// before its handshake is over.
+pub(crate) fn proof(secret: Option<&[u8; 32]>, cookie: &Cookie) -> Proof {
+    let key = Key::new(HMAC_SHA256, secret.map_or(&[][..], |secret| &secret[..]));
+    let mac = hmac::sign(&key, &[b"thalweg address", &cookie[..]].concat());
+    let mut proof = Proof::default();
+    proof.iter_mut().zip(mac.as_ref()).for_each(|(to, from)| *to = *from);
+    proof
+}
+
+/// Whether two proofs are the same. It takes the same time wherever they differ.
+pub(crate) fn is_same(one: &Proof, other: &Proof) -> bool {
+    one.iter().zip(other).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
 /// The time since a cookie was made: about a round trip, if it came at once.
 pub(crate) fn age(now: Duration, cookie: &Cookie) -> Duration {
     now.saturating_sub(made(cookie))
 }
 
-fn made(cookie: &Cookie) -> Duration {
+/// When a cookie was made.
+pub(crate) fn made(cookie: &Cookie) -> Duration {
     Duration::from_millis(cookie.first_chunk::<TIME_BYTES>().map_or(0, |time| u64::from_le_bytes(*time)))
 }
 
@@ -69,6 +89,21 @@ fn said(time: &[u8; TIME_BYTES], peer: SocketAddr, id: &Id) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proof_is_of_one_secret_and_one_cookie() {
+        let (one, other) = (Some(&[1; 32]), Some(&[2; 32]));
+        let made = proof(one, &[7; 24]);
+        assert!(is_same(&made, &proof(one, &[7; 24])));
+        for wrong in [proof(other, &[7; 24]), proof(None, &[7; 24]), proof(one, &[8; 24])] {
+            assert!(!is_same(&made, &wrong));
+        }
+        for at in 0..made.len() {
+            let mut flipped = made;
+            flipped[at] ^= 1;
+            assert!(!is_same(&made, &flipped), "byte {at}");
+        }
+    }
 
     #[test]
     fn a_cookie_is_of_one_peer_one_stream_one_listener_and_its_time() {

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::packet::{Id, Packet, LONGEST};
 use super::pipe::{Line, Path, Pipe, Socket};
+use crate::moving::PeerAddress;
 
 const CONNECT: &str = "connect";
 /// So many answers must say that the port is closed, and no packet of the peer may come for at least
@@ -38,7 +39,8 @@ pub(crate) async fn begin(to: SocketAddr) -> Result<(Line, Arc<Pipe>)> {
     let mut id = Id::default();
     let none = |_| Error::new(ErrorKind::System, CONNECT, "the system has no random numbers");
     SystemRandom::new().fill(&mut id).map_err(none)?;
-    let pipe = Pipe::connecting(id, Path { socket: socket.clone(), peer: to, src_ip: None });
+    let peer = PeerAddress::new(to, Duration::ZERO);
+    let pipe = Pipe::connecting(id, Path { socket: socket.clone(), peer, src_ip: None });
     let reading = tokio::spawn(read(socket, pipe.clone())).abort_handle();
     let running = pipe.clone();
     tokio::spawn(async move {

@@ -17,6 +17,7 @@ use tokio::task::AbortHandle;
 use super::cookie::{self, Cookies};
 use super::packet::{Id, Packet};
 use super::pipe::{Line, Path, Pipe, Socket};
+use crate::moving::PeerAddress;
 
 const LISTEN: &str = "listen";
 /// Streams that may wait for their handshake. The first packets of further ones are dropped, and come again.
@@ -153,8 +154,17 @@ impl Desk {
         let now = self.opened.elapsed();
         let answer = |packet: Packet<'_>| self.socket.send(from, to, &packet.encode(&id));
         if let Some(pipe) = pipe {
-            if pipe.peer() == from {
-                pipe.handle(&packet);
+            match packet {
+                _ if pipe.peer() == from => pipe.handle(&packet),
+                Packet::First { .. } | Packet::Segment { .. } => {
+                    if let Some(cookie) = pipe.challenge(&self.cookies, now, from) {
+                        answer(Packet::Challenge { cookie });
+                    }
+                }
+                Packet::Answer { cookie, proof } => {
+                    pipe.answer_came(&self.cookies, now, (from, to), &cookie, &proof);
+                }
+                _ => {}
             }
             return;
         }
@@ -174,15 +184,17 @@ impl Desk {
                 answer(Packet::Retry { echo: segment.time, cookie: self.cookies.make(now, from, &id) });
             }
             Packet::Segment { .. } => answer(Packet::Reset),
-            Packet::Retry { .. } | Packet::Reset => {}
+            // Not of a live stream, or not for a listener.
+            Packet::Retry { .. } | Packet::Reset | Packet::Challenge { .. } | Packet::Answer { .. } => {}
         }
     }
 
     /// Begins a stream, if there is room for one more handshake.
     fn begin(&self, id: Id, from: SocketAddr, to: Option<IpAddr>, first: &Packet<'_>, age: Duration) {
         let Ok(place) = self.newcomers.try_reserve() else { return };
-        let path = Path { socket: self.socket.clone(), peer: from, src_ip: to };
         let opened = self.opened;
+        let peer = PeerAddress::new(from, opened.elapsed());
+        let path = Path { socket: self.socket.clone(), peer, src_ip: to };
         let pipe = Pipe::accepted(id, path, age);
         let mut pipes = lock(&self.pipes);
         give_up_oldest(&pipes.live);
@@ -214,6 +226,7 @@ fn give_up_oldest(pipes: &HashMap<Id, Arc<Pipe>>) {
 #[cfg(test)]
 mod tests {
     use thalweg_conformance::GUARD;
+    use thalweg_tcp::line::HoledStream;
     use tokio::time::timeout;
 
     use super::*;
@@ -256,6 +269,36 @@ mod tests {
         peer.send(&Packet::Open { time: 2 }.encode(&[7; 16])).await.unwrap();
         while Packet::decode(&answer(&peer).await).is_none_or(|(id, _)| id != [7; 16]) {}
         assert!(new.try_recv().is_err());
+    }
+
+    /// Under TLS somebody who sees the packets cannot answer a challenge.
+    #[tokio::test]
+    async fn only_who_knows_the_secret_answers_a_challenge() {
+        let (hub, mut new) = open("127.0.0.1:0".parse().unwrap()).unwrap();
+        let [peer, other] =
+            [UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap()];
+        peer.connect(hub.address).await.unwrap();
+        other.connect(hub.address).await.unwrap();
+        let (id, next) = ([6; 16], [8; 16]);
+        let segment = Segment { window: 1 << 15, sent: 1, ..Segment::default() };
+        peer.send(&Packet::Open { time: 1 }.encode(&id)).await.unwrap();
+        let cookie = cookie_at(&peer, &id).await;
+        peer.send(&Packet::First { cookie, segment, bytes: b"hello" }.encode(&id)).await.unwrap();
+        let (line, _) = timeout(GUARD, new.recv()).await.unwrap().unwrap();
+        line.bound(&[7; 32]);
+        other.send(&Packet::Segment { segment, bytes: b"hello" }.encode(&id)).await.unwrap();
+        let challenge = answer(&other).await;
+        let Some((_, Packet::Challenge { cookie })) = Packet::decode(&challenge) else {
+            panic!("no challenge: {challenge:?}")
+        };
+        for (secret, at) in [(None, &peer), (Some(&[8; 32]), &peer), (Some(&[7; 32]), &other)] {
+            let proof = cookie::proof(secret, &cookie);
+            other.send(&Packet::Answer { cookie, proof }.encode(&id)).await.unwrap();
+            // The hub handles packets in order: once it has answered this, it has handled the other.
+            other.send(&Packet::Open { time: 2 }.encode(&next)).await.unwrap();
+            while Packet::decode(&answer(&other).await).is_none_or(|(id, _)| id != next) {}
+            assert_eq!(line.0.peer(), at.local_addr().unwrap());
+        }
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! 3. The connecting end sends its first segments, with the cookie, which shows that it receives at its address.
 //!    Only now the listener makes its end of the [stream].
 //!
+//! A packet of the stream that comes from another address is answered by a challenge. The listener's end takes the
+//! address as the peer's after the [answer](crate::moving) from there.
+//!
 //! The stream carries the same bytes as the TCP connection would: TLS if the job has it, and in it the tcp
 //! transport's frames. So certificates, tokens and the keys of datagrams are as they are over TCP. With TLS a forged
 //! packet can end the link, but changes nothing in it. Without TLS it can change the bytes, as over TCP.

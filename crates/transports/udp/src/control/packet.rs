@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 0 | magic | `tlwc` |
 //! | 4 | version | 1 |
-//! | 5 | kind | 1 open, 2 retry, 3 first, 4 segment, 5 reset |
+//! | 5 | kind | 1 open, 2 retry, 3 first, 4 segment, 5 reset, 6 challenge, 7 answer |
 //! | 6 | | 2 bytes, 0 |
 //! | 8 | id | 16 random bytes that the connecting end chooses |
 //! | 24 | | what the kind adds |
@@ -14,13 +14,20 @@
 //! - *first*: a cookie, then a segment.
 //! - *segment*: [`Segment`].
 //! - *reset*: nothing. The listener has no stream with this id.
+//! - *challenge*: a cookie. The listener has got a packet of the stream from another address, and asks whether the
+//!   peer receives there.
+//! - *answer*: the cookie of the challenge, then a [proof](super::cookie::proof) of 16 bytes.
 
 /// Identifies a control stream. Nobody who does not see its packets can guess the id.
 pub(crate) type Id = [u8; 16];
 /// A proof of the listener that the sender receives at its address.
 pub(crate) type Cookie = [u8; COOKIE_BYTES];
 
+/// A proof that the answer to a challenge comes from the peer.
+pub(crate) type Proof = [u8; PROOF_BYTES];
+
 pub(crate) const COOKIE_BYTES: usize = 24;
+const PROOF_BYTES: usize = 16;
 const MAGIC: &[u8; 5] = b"tlwc\x01";
 const PREFIX_BYTES: usize = 24;
 /// Maximum number of bytes of the stream in one segment. With all headers, also those of UDP and IPv6, such a
@@ -74,6 +81,8 @@ pub(crate) enum Packet<'a> {
     First { cookie: Cookie, segment: Segment, bytes: &'a [u8] },
     Segment { segment: Segment, bytes: &'a [u8] },
     Reset,
+    Challenge { cookie: Cookie },
+    Answer { cookie: Cookie, proof: Proof },
 }
 
 impl Packet<'_> {
@@ -85,6 +94,8 @@ impl Packet<'_> {
             Self::First { .. } => 3,
             Self::Segment { .. } => 4,
             Self::Reset => 5,
+            Self::Challenge { .. } => 6,
+            Self::Answer { .. } => 7,
         };
         let mut out = Vec::with_capacity(LONGEST);
         out.extend_from_slice(MAGIC);
@@ -105,6 +116,11 @@ impl Packet<'_> {
             }
             Self::Segment { segment, bytes } => segment.encode(bytes, &mut out),
             Self::Reset => {}
+            Self::Challenge { cookie } => out.extend_from_slice(cookie),
+            Self::Answer { cookie, proof } => {
+                out.extend_from_slice(cookie);
+                out.extend_from_slice(proof);
+            }
         }
         out
     }
@@ -137,6 +153,11 @@ impl<'a> Packet<'a> {
                 Self::Segment { segment, bytes }
             }
             5 if rest.is_empty() => Self::Reset,
+            6 => Self::Challenge { cookie: rest.try_into().ok()? },
+            7 => {
+                let (cookie, proof) = rest.split_at_checked(COOKIE_BYTES)?;
+                Self::Answer { cookie: cookie.try_into().ok()?, proof: proof.try_into().ok()? }
+            }
             _ => return None,
         };
         Some((prefix[8..].try_into().ok()?, packet))
@@ -228,6 +249,8 @@ mod tests {
             Packet::Segment { segment: segment(), bytes },
             Packet::Segment { segment: last, bytes: &[] },
             Packet::Reset,
+            Packet::Challenge { cookie: [7; COOKIE_BYTES] },
+            Packet::Answer { cookie: [6; COOKIE_BYTES], proof: [5; PROOF_BYTES] },
         ]
     }
 
@@ -242,9 +265,11 @@ mod tests {
     #[test]
     fn no_answer_to_a_stranger_is_longer_than_the_question() {
         let length = |packet: &Packet<'_>| packet.encode(&ID).len();
-        let [open, retry, first, segment, _, reset] = packets(&[]).try_into().unwrap();
+        let [open, retry, first, segment, _, reset, challenge, _] = packets(&[]).try_into().unwrap();
         assert!(length(&retry) <= length(&open) && length(&retry) <= length(&first));
         assert!(length(&reset) <= length(&segment));
+        let empty = Packet::Segment { segment: Segment::default(), bytes: &[] };
+        assert!(length(&challenge) <= length(&empty));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A control stream as the tcp transport's protocol sees it ([`HoledStream`], without holes), and the task that
 //! keeps it going: it sends segments again, and ends when the stream has ended.
+//!
+//! The connecting end may get [another address](crate::moving). It then answers the listener's challenge.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
@@ -13,11 +15,13 @@ use thalweg_transport::Counters;
 use thalweg_wire::limits;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
-use tokio::sync::Notify;
+use tokio::sync::{watch, Notify};
 use tokio::time::sleep_until;
 
-use super::packet::{Cookie, Id, Packet};
+use super::cookie::{self, Cookies};
+use super::packet::{Cookie, Id, Packet, Proof};
 use super::stream::{clock, slower, Stream, RAREST, UNMEASURED};
+use crate::moving::{follow_route, PeerAddress};
 
 /// Maximum number of packets that one event sends, so that one stream does not hold up the
 /// others of its thread.
@@ -27,6 +31,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// A closed stream waits no longer than this, or than eight round trips if they take longer. A peer that goes on
 /// sending, and acknowledges nothing, would otherwise hold the stream, and a program that closes it, for ever.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(16);
+/// Pause between two looks at the route to the peer, while it does not answer.
+const LOOKING: Duration = Duration::from_millis(250);
 
 /// A UDP socket with what the system offers for it.
 pub(crate) struct Socket {
@@ -58,7 +64,7 @@ impl Socket {
 /// Where the packets of a stream go.
 pub(crate) struct Path {
     pub socket: Arc<Socket>,
-    pub peer: SocketAddr,
+    pub peer: PeerAddress,
     /// The address of this machine that the peer has sent to.
     pub src_ip: Option<IpAddr>,
 }
@@ -77,16 +83,24 @@ enum Opening {
 /// One end of a control stream.
 pub(crate) struct Pipe {
     pub id: Id,
-    path: Path,
+    is_connecting: bool,
     origin: Instant,
     inside: Mutex<Inside>,
     /// Wakes the task after each change.
     changed: Notify,
+    /// How often this end, a connecting one, has found that it has another address.
+    moves: watch::Sender<u64>,
 }
 
 struct Inside {
+    path: Path,
     stream: Stream,
     opening: Opening,
+    /// What only the two ends know, under TLS.
+    secret: Option<[u8; 32]>,
+    /// When this end has last found that it has another address, and when it has last looked.
+    moved: Option<Duration>,
+    looked: Duration,
     /// Why the stream broke.
     broken: Option<io::ErrorKind>,
     /// This end has closed the stream, at that time.
@@ -114,7 +128,7 @@ impl Pipe {
     /// The connecting end. It begins to ask for a cookie.
     pub(crate) fn connecting(id: Id, path: Path) -> Arc<Self> {
         let pipe = Self::new(id, path, Opening::Asking(Duration::ZERO, 0), None);
-        pipe.ask(Duration::ZERO);
+        pipe.ask(&pipe.inside(), Duration::ZERO);
         pipe
     }
 
@@ -124,17 +138,22 @@ impl Pipe {
     }
 
     fn new(id: Id, path: Path, opening: Opening, round_trip: Option<Duration>) -> Arc<Self> {
+        let is_connecting = matches!(opening, Opening::Asking(..));
         let inside = Inside {
+            path,
             stream: Stream::new(Duration::ZERO, round_trip),
             opening,
+            secret: None,
+            moved: None,
+            looked: Duration::ZERO,
             broken: None,
             shut: None,
             over: false,
             reader: None,
             waiters: Vec::new(),
         };
-        let (inside, changed) = (Mutex::new(inside), Notify::new());
-        Arc::new(Self { id, path, origin: Instant::now(), inside, changed })
+        let (inside, changed, moves) = (Mutex::new(inside), Notify::new(), watch::Sender::new(0));
+        Arc::new(Self { id, is_connecting, origin: Instant::now(), inside, changed, moves })
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -145,8 +164,76 @@ impl Pipe {
         self.origin.elapsed()
     }
 
+    /// The address that this end sends to.
     pub(crate) fn peer(&self) -> SocketAddr {
-        self.path.peer
+        self.inside().path.peer.get()
+    }
+
+    /// Changes each time when this end, a connecting one, has found that it has another address.
+    pub(crate) fn moves(&self) -> watch::Receiver<u64> {
+        self.moves.subscribe()
+    }
+
+    /// The listener's challenge for `from`, where a packet of this stream has come from, if it is time for one.
+    /// `now` is the time of `cookies`.
+    pub(crate) fn challenge(&self, cookies: &Cookies, now: Duration, from: SocketAddr) -> Option<Cookie> {
+        self.inside().path.peer.challenge(cookies, now, from, &self.id)
+    }
+
+    /// Handles an answer to a challenge: if it is right, sends to `from` from now on. `now` is the time of `cookies`,
+    /// and `to` the address of this machine where the answer came.
+    pub(crate) fn answer_came(
+        &self,
+        cookies: &Cookies,
+        now: Duration,
+        (from, to): (SocketAddr, Option<IpAddr>),
+        cookie: &Cookie,
+        proof: &Proof,
+    ) {
+        let mut inside = self.inside();
+        // Before the peer has finished the handshake of TLS, this end has no secret, and the peer may have one.
+        let is_proved =
+            inside.secret.is_none_or(|secret| cookie::is_same(proof, &cookie::proof(Some(&secret), cookie)));
+        if !is_proved {
+            return;
+        }
+        let Some(trip) = inside.path.peer.answered(cookies, now, from, &self.id, cookie) else { return };
+        inside.path.src_ip = to;
+        let now = self.now();
+        inside.stream.path_changed(now, Some(trip));
+        self.flush(&mut inside, now);
+        drop(inside);
+        self.changed.notify_one();
+    }
+
+    /// Answers the listener's challenge: it has seen this end's packets come from another address.
+    fn challenged(&self, inside: &mut Inside, now: Duration, cookie: Cookie) {
+        let proof = cookie::proof(inside.secret.as_ref(), &cookie);
+        self.send(inside, &Packet::Answer { cookie, proof });
+        // More challenges are on the way for what was sent before the answer arrives.
+        let trip = inside.stream.round_trip().unwrap_or(UNMEASURED);
+        if inside.moved.is_none_or(|at| now >= at + trip) {
+            self.has_moved(inside, now);
+        }
+    }
+
+    fn has_moved(&self, inside: &mut Inside, now: Duration) {
+        inside.moved = Some(now);
+        inside.stream.path_changed(now, None);
+        self.moves.send_modify(|count| *count += 1);
+    }
+
+    /// While the listener does not answer: looks whether this machine has changed networks, and follows.
+    fn look(&self, inside: &mut Inside, now: Duration) {
+        let due = self.is_connecting && inside.stream.is_unanswered() && now >= inside.looked + LOOKING;
+        if !due {
+            return;
+        }
+        inside.looked = now;
+        // An error says that there is no network. Look again later.
+        if follow_route(&inside.path.socket.socket, inside.path.peer.get()).unwrap_or(false) {
+            self.has_moved(inside, now);
+        }
     }
 
     /// Whether the peer has sent anything.
@@ -183,12 +270,13 @@ impl Pipe {
         .await;
     }
 
-    fn send(&self, packet: &Packet<'_>) {
-        self.path.socket.send(self.path.peer, self.path.src_ip, &packet.encode(&self.id));
+    fn send(&self, inside: &Inside, packet: &Packet<'_>) {
+        let path = &inside.path;
+        path.socket.send(path.peer.get(), path.src_ip, &packet.encode(&self.id));
     }
 
-    fn ask(&self, now: Duration) {
-        self.send(&Packet::Open { time: clock(now) });
+    fn ask(&self, inside: &Inside, now: Duration) {
+        self.send(inside, &Packet::Open { time: clock(now) });
     }
 
     /// Sends what is due.
@@ -201,10 +289,11 @@ impl Pipe {
         for _ in 0..AT_ONCE {
             let Some((segment, bytes)) = inside.stream.poll_transmit(now) else { return };
             let bytes = &bytes[..];
-            self.send(&match cookie {
+            let packet = match cookie {
                 Some(cookie) => Packet::First { cookie, segment, bytes },
                 None => Packet::Segment { segment, bytes },
-            });
+            };
+            self.send(inside, &packet);
         }
     }
 
@@ -225,7 +314,13 @@ impl Pipe {
                 if !matches!(opening, Opening::Asking(..)) {
                     inside.opening = Opening::Done;
                     inside.stream.handle(now, segment, bytes);
+                    if self.is_connecting {
+                        inside.stream.keep_alive(now);
+                    }
                 }
+            }
+            (Packet::Challenge { cookie }, Opening::Showing(_) | Opening::Done) if self.is_connecting => {
+                self.challenged(&mut inside, now, *cookie);
             }
             (Packet::Reset, Opening::Showing(_) | Opening::Done) => {
                 inside.broken = Some(io::ErrorKind::ConnectionReset);
@@ -280,9 +375,10 @@ impl Pipe {
             let due = at + slower(UNMEASURED, count, RAREST);
             if now >= due {
                 inside.opening = Opening::Asking(now, count.saturating_add(1));
-                self.ask(now);
+                self.ask(&inside, now);
             }
         }
+        self.look(&mut inside, now);
         self.flush(&mut inside, now);
         let until = inside.shut.map(|shut| {
             let trip = inside.stream.round_trip().unwrap_or_default();
@@ -386,6 +482,10 @@ impl HoledStream for Line {
         }
         wait(&mut inside.waiters, cx);
         Poll::Pending
+    }
+
+    fn bound(&self, secret: &[u8; 32]) {
+        self.0.inside().secret = Some(*secret);
     }
 
     fn tell(&self, counters: &mut Counters) {

@@ -10,6 +10,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use thalweg_wire::limits;
+
 use super::packet::{Segment, MOST, RANGES};
 
 /// Bytes that may wait to be sent or acknowledged.
@@ -38,6 +40,9 @@ const SILENT: u32 = 4;
 const OVERTAKEN: u32 = 3;
 /// Packets over which the loss is averaged.
 const AVERAGED: f64 = 64.0;
+/// The least time without a packet of the peer after which a connecting end sends one without bytes. By it a listener
+/// whose packets go to an old address finds the other one. In an established session heartbeats come more often.
+const ALIVE: Duration = Duration::from_secs(3);
 /// How long the least round trip counts. After that a longer one is taken, because the route may have
 /// changed.
 const LEAST_TRIP: Duration = Duration::from_secs(10);
@@ -112,6 +117,8 @@ pub(crate) struct Stream {
     /// Greatest number of a packet with bytes from the peer, and how many came.
     counts: (u32, u32),
     answer: Option<u32>,
+    /// When this end last sent a sign of life, if it sends any.
+    alive: Option<Duration>,
 }
 
 impl Stream {
@@ -145,6 +152,7 @@ impl Stream {
             offered: u64::from(WINDOW.0),
             counts: (0, 0),
             answer: None,
+            alive: None,
         };
         if let Some(sample) = round_trip {
             stream.measured(now, sample);
@@ -198,6 +206,38 @@ impl Stream {
         let count = self.incoming.len() as u64;
         self.incoming.clear();
         self.passed(count);
+    }
+
+    /// Notes that the peer is, or sees this end, at another address: what is in flight may be lost, and nothing is
+    /// known of the path (RFC 9000, section 9.4). `round_trip` is a first sample of it.
+    pub(crate) fn path_changed(&mut self, now: Duration, round_trip: Option<Duration>) {
+        let sample = round_trip.or(self.round_trip());
+        (self.congestion, self.shrinks, self.unanswered, self.trip) = (CONGESTION.0, Duration::ZERO, 0, None);
+        if let Some(sample) = sample {
+            self.measured(now, sample);
+        }
+        let mut room = self.congestion;
+        for flight in self.flights.values_mut() {
+            // The oldest are sent again now. Acknowledgements of these show whether the others are lost.
+            (flight.lost, flight.times) = (flight.lost || room > 0, 0);
+            room = room.saturating_sub(flight.length.max(1));
+        }
+    }
+
+    /// From now on sends a sign of life while nothing comes from the peer.
+    pub(crate) fn keep_alive(&mut self, now: Duration) {
+        self.alive = Some(now);
+    }
+
+    /// When the next sign of life is due.
+    fn alive_at(&self) -> Option<Duration> {
+        let pause = limits::repetition(ALIVE, self.round_trip().unwrap_or_default());
+        Some(self.alive?.max(self.heard_at) + pause)
+    }
+
+    /// Whether segments were sent again and nothing has come from the peer since.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.unanswered > 0
     }
 
     /// Whether the peer has said that it writes no more.
@@ -399,7 +439,8 @@ impl Stream {
 
     /// When [`Stream::poll_transmit`] will have something to send, if nothing happens before.
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
-        self.flights.values().take(self.together()).map(|flight| self.due_at(flight)).min()
+        let flights = self.flights.values().take(self.together()).map(|flight| self.due_at(flight));
+        flights.chain(self.alive_at()).min()
     }
 
     /// How many of the oldest segments may be sent again at a time.
@@ -415,7 +456,11 @@ impl Stream {
     pub(crate) fn poll_transmit(&mut self, now: Duration) -> Option<(Segment, Vec<u8>)> {
         let Some((offset, length, times)) = self.due(now).or_else(|| self.fresh()) else {
             let opened = self.limit() >= self.offered + u64::from(self.window / 2);
-            return (opened || self.answer.is_some())
+            let lives = self.alive_at().is_some_and(|at| at <= now);
+            if lives {
+                self.alive = Some(now);
+            }
+            return (opened || lives || self.answer.is_some())
                 .then(|| (self.header(now, self.next, false), Vec::new()));
         };
         self.sent = self.sent.wrapping_add(1);

@@ -1,13 +1,20 @@
-//! Two ends of a stream over a seeded network in virtual time: it loses, reorders, repeats and delays.
+//! Two ends of a stream over a seeded network in virtual time: it loses, reorders, repeats and delays. The first
+//! end may change its address.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use thalweg_rng::Rng;
 
 use super::*;
+use crate::control::cookie::Cookies;
 use crate::control::packet::Packet;
+use crate::moving::PeerAddress;
+
+#[path = "moving_tests.rs"]
+mod moving;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -28,8 +35,9 @@ impl Network {
     }
 }
 
-/// A packet on its way: when it arrives, its number, the end that gets it, and its bytes.
-type InFlight = (Duration, u64, usize, Vec<u8>);
+/// A packet on its way: when it arrives, its number, the end that gets it, its bytes, and the address of the first
+/// end that it comes from or goes to.
+type InFlight = (Duration, u64, usize, Vec<u8>, SocketAddr);
 
 /// Both ends, and the packets between them.
 struct World {
@@ -39,6 +47,15 @@ struct World {
     ends: [Stream; 2],
     packets: BinaryHeap<Reverse<InFlight>>,
     count: u64,
+    /// Where the first end is, and what the second, the listener's, knows of that.
+    home: SocketAddr,
+    peer: PeerAddress,
+    cookies: Cookies,
+    /// When the first end last learned that it has moved.
+    moved: Option<Duration>,
+    /// An address from which somebody sends a copy of each packet of the first end. Bytes from there, and to there.
+    forger: Option<SocketAddr>,
+    forged: (usize, usize),
 }
 
 impl World {
@@ -46,24 +63,53 @@ impl World {
         let trip = Some(2 * network.one_way);
         let ends = [Stream::new(Duration::ZERO, trip), Stream::new(Duration::ZERO, trip)];
         let (packets, rng) = (BinaryHeap::new(), Rng::new(&[seed]));
-        Self { network, rng, now: Duration::ZERO, ends, packets, count: 0 }
+        let home = moving::address(0);
+        Self {
+            network,
+            rng,
+            now: Duration::ZERO,
+            ends,
+            packets,
+            count: 0,
+            home,
+            peer: PeerAddress::new(home, Duration::ZERO),
+            cookies: Cookies::new("test").unwrap(),
+            moved: None,
+            forger: None,
+            forged: (0, 0),
+        }
     }
 
     fn send(&mut self) {
         for end in 0..2 {
             while let Some((segment, bytes)) = self.ends[end].poll_transmit(self.now) {
-                let packet = Packet::Segment { segment, bytes: &bytes }.encode(&[0; 16]);
-                let copies = 1 + u64::from(self.rng.hits(self.network.twice));
-                for _ in 0..copies {
-                    let late = self.network.jitter.mul_f64(self.rng.unit());
-                    if !self.rng.hits(self.network.loss) {
-                        self.count += 1;
-                        let at = self.now + self.network.one_way + late;
-                        self.packets.push(Reverse((at, self.count, 1 - end, packet.clone())));
-                    }
-                }
+                self.post(end, &Packet::Segment { segment, bytes: &bytes });
             }
         }
+    }
+
+    /// Sends a packet from this end, to or from where the first end is known to be.
+    fn post(&mut self, from: usize, packet: &Packet<'_>) {
+        let address = if from == 0 { self.home } else { self.peer.get() };
+        self.carry(from, packet, address);
+        if let Some(forger) = self.forger.filter(|_| from == 0) {
+            self.forged.0 += self.carry(from, packet, forger);
+        }
+    }
+
+    fn carry(&mut self, from: usize, packet: &Packet<'_>, address: SocketAddr) -> usize {
+        let (packet, mut carried) = (packet.encode(&moving::ID), 0);
+        let copies = 1 + u64::from(self.rng.hits(self.network.twice));
+        for _ in 0..copies {
+            let late = self.network.jitter.mul_f64(self.rng.unit());
+            if !self.rng.hits(self.network.loss) {
+                self.count += 1;
+                let at = self.now + self.network.one_way + late;
+                self.packets.push(Reverse((at, self.count, 1 - from, packet.clone(), address)));
+                carried += packet.len();
+            }
+        }
+        carried
     }
 
     /// Goes on to the next event. False if nothing would ever happen again.
@@ -74,11 +120,8 @@ impl World {
         let Some(next) = timer.into_iter().chain(arrival).min() else { return false };
         self.now = self.now.max(next);
         while self.packets.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Some(Reverse((_, _, to, packet))) = self.packets.pop() else { break };
-            let Some((_, Packet::Segment { segment, bytes })) = Packet::decode(&packet) else {
-                panic!("an end sent what does not decode")
-            };
-            self.ends[to].handle(self.now, &segment, bytes);
+            let Some(Reverse((_, _, to, packet, address))) = self.packets.pop() else { break };
+            self.arrive(to, &packet, address);
         }
         true
     }
