@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from thalweg import _core, wire
-from thalweg.job.tree.node import Gateway
+from thalweg.job.tree.node import Answer, Gateway
 from thalweg.job.tree.order import NodeOrder
-from thalweg.job.tree.others import Answer
 from thalweg.job.tree.root import Tree
 from thalweg.plan.options import CoreOptions
 from thalweg.transports.links import Trust

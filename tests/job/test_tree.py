@@ -400,6 +400,30 @@ def test_a_node_without_sums_gets_the_sharded_mean_too() -> None:
         assert counted(made.round(2)) >= {"a", "b", "d", "e"}
 
 
+def test_after_a_round_that_failed_each_node_is_sent_the_model() -> None:
+    kept: list[bool] = []
+
+    def do(asked: str, _: Received[Any], request: Any) -> None:
+        if asked == "round":
+            kept.append(request.kept)
+
+    with job("sharded") as made:
+        when_answered(made, do)
+        made.round(1)
+        inner = made.tree._run
+
+        def run(number: int, config: str, tend: Callable[[], None]) -> Done:
+            inner(number, config, tend)
+            raise RoundError("it fails after the nodes have written a mean", "")
+
+        made.tree._run = run  # type: ignore[method-assign]
+        with pytest.raises(RoundError, match="it fails"):
+            made.round(2)
+        made.tree._run = inner  # type: ignore[method-assign]
+        assert made.round(3)["complete"]
+        assert kept == [False] * 3 + [True] * 3 + [False] * 3
+
+
 @pytest.mark.parametrize("top", TOPS)
 def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> None:
     def before(made: Job, client: str, number: int) -> None:

@@ -10,7 +10,7 @@
 //! star       federated averaging in rounds; uses session and transfer
 //! tasks      tasks for named members, and their results; uses session and transfer
 //! graph      nodes that average with their neighbours, without a server; uses session and transfer
-//! tree       rounds of an aggregation tree, at its root; its messages are heads of tasks
+//! tree       rounds of an aggregation tree, at its root and its nodes; its messages are heads of tasks
 //! forward    TCP streams of other programs over one link
 //! ```
 #![forbid(unsafe_code)]
@@ -43,7 +43,10 @@ pub use tasks::{
     TaskVerdict,
 };
 pub use transfer::{ChunkReceiver, Direction, Fit, Reassembly, Span, TransferReport};
-pub use tree::{Draw, Mean, PartOutcome, PartState, Split, TopKind, TreeNode, TreePlan, TreeRound, TreeStep};
+pub use tree::{
+    AggregatorNode, AggregatorStep, Draw, Mean, PartOutcome, PartState, RequestId, Split, TopKind, TreeNode,
+    TreePlan, TreeRound, TreeStep,
+};
 
 /// Time since the state machine was made, on a monotonic clock.
 pub type Time = std::time::Duration;

@@ -26,6 +26,7 @@ mod proxy;
 mod server;
 mod tasks;
 mod tree;
+mod tree_exchange;
 mod tree_round;
 
 const LOOK: Duration = Duration::from_millis(50);
@@ -64,6 +65,8 @@ mod _core {
         tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
         tree_system, tree_work, Top,
     };
+    #[pymodule_export]
+    use crate::tree_exchange::TreeExchange;
     #[pymodule_export]
     use crate::tree_round::TreeRound;
     /// Whether this build has the ways of papers that only comparisons need.

@@ -1,6 +1,6 @@
 //! The class `Server`: a server of rounds.
 
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -9,13 +9,12 @@ use thalweg_runtime as runtime;
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 use crate::owned::Owned;
-use crate::tree::range;
 use crate::{interruptibly, limit, list, waiting};
 
 /// The server's end of a job. It listens when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Server {
-    inner: Owned<RwLock<Option<runtime::Server>>>,
+    inner: Owned<Arc<RwLock<Option<runtime::Server>>>>,
 }
 
 impl Server {
@@ -24,6 +23,15 @@ impl Server {
         f(guard
             .as_ref()
             .ok_or_else(|| core_error(thalweg_runtime::Kind::Closed, "", "the server is closed"))?)
+    }
+
+    /// Where a node's exchange with other nodes gets the sums of this server's rounds.
+    pub(crate) fn sums_source(&self) -> PyResult<runtime::SumsSource> {
+        let held = self.inner.get()?.clone();
+        Ok(Arc::new(move |part| {
+            let server = held.read().unwrap_or_else(PoisonError::into_inner);
+            server.as_ref().map_or(Ok(None), |server| server.sums(part))
+        }))
     }
 }
 
@@ -38,7 +46,7 @@ impl Server {
         let server = interruptibly(py, move || {
             runtime::Server::start(memory, layout, &listen, serde_json::from_str(&config)?)
         })?;
-        Ok(Self { inner: Owned::new("Server", RwLock::new(Some(server))) })
+        Ok(Self { inner: Owned::new("Server", Arc::new(RwLock::new(Some(server)))) })
     }
 
     /// The address that it listens at, with the port that the system chose.
@@ -143,15 +151,8 @@ impl Server {
     }
 
     /// Head and cells of the sums of the last round; None if rounds do not end with sums, or there were none.
-    /// With `part`, the first byte of updates and the one after the last, returns a copy of that part.
-    #[pyo3(signature = (part=None))]
-    fn sums<'py>(
-        &self,
-        py: Python<'py>,
-        part: Option<(u64, u64)>,
-    ) -> PyResult<Option<(Bound<'py, PyBytes>, Arena)>> {
-        let part = part.map(range).transpose()?;
-        let found = self.with(|s| py.detach(|| Ok(s.sums(part))))?.map_err(raise)?;
+    fn sums<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, Arena)>> {
+        let found = self.with(|s| py.detach(|| Ok(s.sums(None))))?.map_err(raise)?;
         Ok(found.map(|sums| {
             let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
             (PyBytes::new(py, &sums.head), cells)

@@ -7,7 +7,6 @@ use serde_json::json;
 use thalweg_control::capacity::{knee, Measured, Useless};
 use thalweg_control::simulate::{self, Impossible, Scenario, Switches};
 use thalweg_control::tag;
-use thalweg_wire::Range;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
@@ -108,14 +107,11 @@ pub struct Top {
 
 #[pymethods]
 impl Top {
-    /// Makes a top for the model in the arena. `config` is a JSON object of a server's options. With `part`,
-    /// the first byte and the one after the last, it is the top of those bytes only.
+    /// Makes a top for the model in the arena. `config` is a JSON object of a server's options.
     #[new]
-    #[pyo3(signature = (arena, config, part=None))]
-    fn new(arena: &Arena, config: &str, part: Option<(u64, u64)>) -> PyResult<Self> {
+    fn new(arena: &Arena, config: &str) -> PyResult<Self> {
         let options = serde_json::from_str(config).map_err(options)?;
-        let part = part.map(range).transpose()?;
-        let inner = thalweg_runtime::Top::new(arena.arena.clone(), arena.layout.clone(), &options, part);
+        let inner = thalweg_runtime::Top::new(arena.arena.clone(), arena.layout.clone(), &options, None);
         Ok(Self { inner: inner.map_err(raise)? })
     }
 
@@ -138,19 +134,6 @@ impl Top {
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.inner.finish()).map_err(raise)
     }
-
-    /// Forgets the sums.
-    fn forget(&self) {
-        self.inner.forget();
-    }
-}
-
-/// A range of bytes from Python's `(first, one after the last)`.
-pub(crate) fn range((start, end): (u64, u64)) -> PyResult<Range> {
-    if start > end {
-        return Err(options(format!("a part of an update cannot be from {start} to {end}")));
-    }
-    Ok(Range::new(start, end))
 }
 
 /// Reads a schema of Flame as a tree of roles. Returns JSON.

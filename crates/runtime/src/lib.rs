@@ -5,6 +5,7 @@
 //! engine   one tokio runtime for the process; links, outboxes, loans, reading, the clock; drives any machine
 //! star     rounds: staging, folding, stand-ins, the mean; a client's arena
 //! tasks    tasks and their results
+//! tree     a node of an aggregation tree among the other nodes
 //! graph    nodes that average with their neighbours
 //! forward  other programs' TCP streams over a link
 //! ```
@@ -25,6 +26,7 @@ mod relay;
 mod star;
 mod tasks;
 mod tensors;
+mod tree;
 
 pub use engine::{check_forwarded_proof, GoOn};
 pub use error::{Error, Kind};
@@ -42,6 +44,7 @@ pub use star::{
 };
 pub use tasks::{Judge, NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::{Format, Scheme};
+pub use tree::{ExchangeOptions, SumsSource, Tensors, TreeExchange};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

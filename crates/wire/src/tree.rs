@@ -1,4 +1,5 @@
-//! The requests of an aggregation tree's root to its nodes in a round, and the nodes' answers.
+//! The requests of an aggregation tree's root to its nodes in a round, the nodes' answers, and the requests
+//! between nodes.
 //!
 //! They travel as heads of tasks, as JSON objects. A request's key `do` has its kind. An answer has no kind:
 //! [`Answer::read`] knows it from the request. Keys of an answer that only the record needs are not read here.
@@ -6,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::{Deserializer, Error};
+use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::text::{self, MAX_NAME, MAX_REASON};
@@ -88,6 +90,37 @@ pub enum Request {
     /// Wait until the other nodes have this node's part of the mean.
     #[serde(rename = "told")]
     ConfirmParts,
+    /// Wait no more for another node.
+    #[serde(rename = "gone")]
+    ForgetNode {
+        /// The other node.
+        node: String,
+        /// How it was lost.
+        why: String,
+    },
+}
+
+/// A request of a node to another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum PeerRequest {
+    /// Send the sums of your round. The answer's head is that of the sums, and their cells are its tensor.
+    Sums {
+        /// The round's number.
+        round: u32,
+        /// The bytes of updates whose sums are wanted; `None`: all.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        part: Option<Bytes>,
+    },
+    /// Keep a part of a round's mean, which comes with the request.
+    Mean {
+        /// The round's number.
+        round: u32,
+        /// The number of the try ([`Request::FoldPart`]) in which the part was computed.
+        turn: u32,
+        /// The bytes of the model that the part is of.
+        part: Bytes,
+    },
 }
 
 /// A node's answer to a [`Request`].
@@ -99,7 +132,7 @@ pub enum Answer {
     Round(RoundAnswer),
     /// To [`Request::BecomeTop`] and [`Request::ReceiveSums`]: done, or refused for a reason.
     Refusable(Option<String>),
-    /// To [`Request::SendSums`].
+    /// To [`Request::SendSums`] and [`Request::ForgetNode`].
     Nothing,
     /// To [`Request::ComputeMean`] and [`Request::ComputePart`].
     Mean(MeanAnswer),
@@ -239,7 +272,7 @@ impl Answer {
             Request::BecomeTop { .. } | Request::ReceiveSums { .. } => {
                 Self::Refusable(Refusable::deserialize(from)?.refused.map(shown))
             }
-            Request::SendSums { .. } => {
+            Request::SendSums { .. } | Request::ForgetNode { .. } => {
                 let Nothing {} = Nothing::deserialize(from)?;
                 Self::Nothing
             }
@@ -263,6 +296,21 @@ impl Answer {
             Self::Mean(_) => Err("a time that is no number".into()),
             Self::Shared(refused) => names(refused.keys()),
             Self::Delivered(has) => names(has),
+        }
+    }
+}
+
+impl Serialize for Answer {
+    /// Writes the answer as [`Answer::read`] reads it.
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::State(state) => state.serialize(to),
+            Self::Round(answer) => answer.serialize(to),
+            Self::Refusable(refused) => to.collect_map([("refused", refused)]),
+            Self::Nothing => to.collect_map::<&str, u32, _>([]),
+            Self::Mean(mean) => mean.serialize(to),
+            Self::Shared(refused) => to.collect_map([("refused", refused)]),
+            Self::Delivered(has) => to.collect_map([("has", has)]),
         }
     }
 }
@@ -323,6 +371,31 @@ mod tests {
         assert!(why(one("a", "king")).contains("king"));
         assert!(why(json!({ "client": "a", "state": "whole", "samples": -1 })).contains("weight -1"));
         assert!(why(json!({ "client": "a", "state": "whole", "samples": true })).contains("boolean"));
+    }
+
+    #[test]
+    fn an_answer_is_written_as_it_is_read() {
+        let sums = Request::ReceiveSums { node: "west".into(), claim: Statement::default() };
+        let fold = Request::FoldPart {
+            turn: 1,
+            nodes: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            addresses: Vec::new(),
+        };
+        let mean = MeanAnswer { fold: MeanFold { uncovered_bytes: Some(4) }, done: 2.5 };
+        let gone = Request::ForgetNode { node: "west".into(), why: "killed".into() };
+        let refused = BTreeMap::from([("west".to_owned(), "too heavy".to_owned())]);
+        for (request, answer) in [
+            (&sums, Answer::Refusable(None)),
+            (&sums, Answer::Refusable(Some("it has no sums".into()))),
+            (&gone, Answer::Nothing),
+            (&Request::ComputeMean, Answer::Mean(mean)),
+            (&fold, Answer::Shared(refused)),
+            (&Request::ConfirmParts, Answer::Delivered(vec!["west".into()])),
+        ] {
+            let written = serde_json::to_value(&answer).unwrap();
+            assert_eq!(read(request, written), Ok(answer));
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-"""Answers that a node of a tree gives its root or another node, with the limits of each value.
+"""Answers that a node of a tree gives its root, with the limits of each value.
 
 If a node's answer breaks these limits, the root treats the node as lost, for that reason. ``thalweg.job.tree.messages``
 names the kind of answer to each request.
@@ -358,13 +358,6 @@ class Delivered(Form):
 
     has: tuple[Name, ...]
     between: tuple[Transfer, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums(Form):
-    """A node's sums, whose cells come as the answer's tensor."""
-
-    sums: Base64
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Form)

@@ -1,5 +1,6 @@
-//! A round of an aggregation tree, as its root runs it: whose part of the round counts, where the sums of the
-//! nodes meet, and which clients are drawn.
+//! A round of an aggregation tree. [`TreeRound`] is its root: whose part of the round counts, where the sums of
+//! the nodes meet, and which clients are drawn. [`AggregatorNode`] is a node: it does what the root asks for,
+//! together with the other nodes.
 //!
 //! Clients are connected to nodes, and each node is a server to its clients and a member of the root's tasks.
 //! The root asks nodes for something with a task ([`TreeStep::Ask`]); each node's answer, or the reason why
@@ -20,10 +21,12 @@
 mod acceptance;
 mod draw;
 mod gathering;
+mod node;
 mod round;
 mod sharded;
 
 pub use self::draw::Draw;
+pub use self::node::{AggregatorNode, AggregatorStep, RequestId};
 pub use self::round::{
     Mean, PartOutcome, PartState, Split, TopKind, TreeNode, TreePlan, TreeRound, TreeStep,
 };

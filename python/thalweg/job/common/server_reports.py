@@ -34,14 +34,18 @@ class Counting(Protocol):
         """Wait at most ``timeout`` seconds; return the segments sent again to and by each client, as JSON."""
 
 
-class Reporting(Counting, Protocol):
+class Departing(Protocol):
+    """A server that knows which clients have left."""
+
+    def departed(self) -> str:
+        """Return the clients that are not connected now, as JSON."""
+
+
+class Reporting(Counting, Departing, Protocol):
     """A server of the core, for rounds or for tasks, or the root of a tree."""
 
     def clients(self) -> str:
         """Return the names of the connected clients, as JSON."""
-
-    def departed(self) -> str:
-        """Return the clients that are not connected now, as JSON."""
 
 
 def clients(server: Reporting) -> list[str]:
@@ -49,7 +53,7 @@ def clients(server: Reporting) -> list[str]:
     return wire.decode(list[str], server.clients())
 
 
-def departed(server: Reporting) -> list[Departure]:
+def departed(server: Departing) -> list[Departure]:
     """Return the clients that are not connected now."""
     return wire.decode(list[Departure], server.departed())
 

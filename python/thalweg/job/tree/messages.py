@@ -1,4 +1,6 @@
-"""The requests between the root of a tree and its nodes, and between nodes; ``thalweg.trees.answers`` has the answers.
+"""The requests of the root of a tree to its nodes; ``thalweg.trees.answers`` has the answers.
+
+The core has the requests between nodes (``crates/wire/src/tree.rs``).
 
 On the wire each is a JSON object with the fields by name. A field whose default is None is left out while it is None.
 """
@@ -232,21 +234,6 @@ class ConfirmParts(Request[answers.Delivered]):
 
     do: ClassVar[str] = "told"
     form: ClassVar[type[answers.Form]] = answers.Delivered
-
-
-@dataclass(frozen=True)
-class SumsWanted(Message):
-    """A node's request to another node: send your sums of the bytes ``sums``, or of all bytes without it."""
-
-    sums: Bytes | None = None
-
-
-@dataclass(frozen=True)
-class MeanPart(Message):
-    """A node's request to another node: keep the mean of these bytes, which comes with the request, for this turn."""
-
-    mean: Bytes
-    turn: int
 
 
 _KINDS: Final[Mapping[str, type[Request[Any]]]] = {

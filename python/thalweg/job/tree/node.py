@@ -3,6 +3,9 @@
 ``python -m thalweg.job.tree.node`` is a node of ``thalweg run``; it reads its order from standard input as
 ``thalweg.job.star.worker`` does.
 
+The tasks from ``gone`` on concern other nodes, and only nodes without a dedicated top get them. The core carries them
+out (``_core.TreeExchange``; the rules are in ``crates/proto/src/tree/node``).
+
 | task | the node | and answers |
 |---|---|---|
 | ``open`` | listens for clients with these options, for a model of this layout | where it listens |
@@ -47,11 +50,9 @@ from thalweg.job.common.resent import counted, totals
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.star import worker
 from thalweg.job.tree import messages, placement
-from thalweg.job.tree.first_finished import GatheringTop, SumsExchange, SumsOf, not_understood
 from thalweg.job.tree.messages import (
     AssignClients,
     ForgetClient,
-    ForgetNode,
     Open,
     Proofs,
     Request,
@@ -61,8 +62,6 @@ from thalweg.job.tree.messages import (
     Wait,
 )
 from thalweg.job.tree.order import NodeOrder
-from thalweg.job.tree.others import Answer, AnswerOthers, Others
-from thalweg.job.tree.shard import ShardTop
 from thalweg.outcome import core as core_outcome
 from thalweg.plan.options import CoreOptions
 from thalweg.transports import registry
@@ -70,6 +69,8 @@ from thalweg.trees import answers, live
 from thalweg.trees.counters import Workers
 from thalweg.wire import Table
 
+# A node's answer: a head, and perhaps an arena.
+Answer: TypeAlias = "tuple[answers.Form, _core.Arena | None]"
 # Requests about a node's clients.
 AboutClients: TypeAlias = ForgetClient | AssignClients | Proofs | Resent | Wait
 
@@ -85,7 +86,7 @@ class Gateway:
         self._peers = f"tcp://{order.address}:0"
         self._parent = _core.TaskClient(order.url, self._name, wire.encode(self._member))
         self._server: _core.Server | None = None
-        self._exchange: SumsExchange | None = None
+        self._exchange: _core.TreeExchange | None = None
         self._model: _core.Arena | None = None
         self._expected = order.clients
         # The node of each client; the clients drawn for the round; and for each client that was not drawn, the round's
@@ -139,7 +140,7 @@ class Gateway:
                     self._note(f"the parent refused an answer: {message}")
         finally:
             if self._exchange is not None:
-                self._exchange.others.close("the job is over")
+                self._exchange.close("the job is over")
             if self._server is not None:
                 self._server.close("the job is over")
 
@@ -159,7 +160,7 @@ class Gateway:
         if server is None:
             return answers.Unopened(), None
         if request is None:
-            raise not_understood(str(head["do"]))
+            raise _not_understood(str(head["do"]))
         if isinstance(request, (ForgetClient, AssignClients, Proofs, Resent, Wait)):
             return self._about_clients(server, request), None
         if isinstance(request, Round):
@@ -188,7 +189,11 @@ class Gateway:
         if not self._counts_all:
             return ResentCounts()
         own = counted(server, lambda: server_reports.departed(server), self._senders)
-        return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
+        exchange = self._exchange
+        # The other nodes count the links on which this node joined them.
+        if exchange is None or not server_reports.resent(exchange, 0.0):
+            return own
+        return totals([own, counted(exchange, lambda: server_reports.departed(exchange), ())])
 
     def _placed(self) -> str:
         """Return, as JSON, where clients belong. Clients that were not drawn are kept out of this round."""
@@ -205,11 +210,9 @@ class Gateway:
 
     def _among_nodes(self, request: Request[Any]) -> Answer:
         if self._exchange is None:
-            raise not_understood(request.do)
-        if isinstance(request, ForgetNode):
-            self._exchange.others.forget(request.node, request.why)
-            return answers.Nothing(), None
-        return self._exchange.do(request)
+            raise _not_understood(request.do)
+        head, tensors = self._exchange.request(wire.encode(request).encode())
+        return request.read(head), tensors
 
     def _open(self, request: Open) -> answers.Opened:
         transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
@@ -232,10 +235,9 @@ class Gateway:
         self._address = self._server.address
         self._note(f"listening on {self._address}")
         if self._exchange is not None:
-            self._exchange.others.close("the parent opens this node anew")
-        top = request.top
-        self._exchange = None if top is None else self._exchange_of(top, self._model, self._server.sums)
-        peers = None if self._exchange is None else self._exchange.others.address
+            self._exchange.close("the parent opens this node anew")
+        self._exchange = None if request.top is None else self._exchange_of(request.top, self._server, self._model)
+        peers = None if self._exchange is None else self._exchange.address
         reached = placement.reached(self._address, self._advertise)
         return answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
 
@@ -248,19 +250,21 @@ class Gateway:
                 self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
         return _core.Server(model, self._listen, options)
 
-    def _exchange_of(self, top: TopOptions, model: _core.Arena, sums: SumsOf) -> SumsExchange:
+    def _exchange_of(self, top: TopOptions, server: _core.Server, model: _core.Arena) -> _core.TreeExchange:
         own: CoreOptions = {"transport": {"tls": self._trust.tls}, "tree": True, **self._trust.tokens, **top.server}
-
-        def link(answer: AnswerOthers) -> Others:
-            return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
-
-        if top.kind == "sharded":
-            return ShardTop(self._name, model, top.top, sums, link)
-        return GatheringTop(model, top.top, sums, link)
+        options = {
+            "name": self._name,
+            "listen": self._peers,
+            "kind": top.kind,
+            "top": top.top,
+            "server": own,
+            "member": self._member,
+        }
+        return _core.TreeExchange(server, model, wire.encode(options))
 
     def _round(self, server: _core.Server, number: int, request: Round, model: _core.Arena | None) -> Answer:
         if self._exchange is not None:
-            self._exchange.begin(kept=model is None)
+            self._exchange.begin(request.round, kept=model is None)
         if model is not None:
             np.copyto(np.asarray(self._model), np.asarray(model))
         if request.only is not None:
@@ -273,6 +277,8 @@ class Gateway:
         self._senders |= {one.client for one in done.counting}
         self._count(done)
         sums = server.sums()
+        if self._exchange is not None:
+            self._exchange.ended(holds_sums=sums is not None)
         with_sums = sums is not None and self._exchange is None
         whole = done.fold.completion_seconds
         answer = answers.Round(
@@ -313,6 +319,10 @@ def _given(model: _core.Arena | None) -> _core.Arena:
     if model is None:
         raise RoundError("the task came without a model", "Use the same version on both sides")
     return model
+
+
+def _not_understood(requested: str) -> RoundError:
+    return RoundError(f"this node was not opened for {requested!r}", "Use the same version on both sides")
 
 
 def take_orders(order: NodeOrder, note: Note) -> None:

@@ -375,7 +375,12 @@ class Tree:
             (look or _nothing)()
 
         here = self._here()
-        done = self._run(number, config, tend)
+        try:
+            done = self._run(number, config, tend)
+        except BaseException:
+            # Nodes may have written parts of a mean that does not count to their models.
+            self.replaced()
+            raise
         self._version = next(self._versions)
         for node in here:
             node.has = self._version if node.name in done.mean.has else None

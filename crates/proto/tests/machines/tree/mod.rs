@@ -1,6 +1,8 @@
 //! Rounds of an aggregation tree, whatever happens to its nodes and links: the same updates are in all of the
 //! mean, none twice, and every client that is not in it is named with a reason.
 
+mod light;
+mod nodes;
 mod world;
 
 use std::collections::BTreeSet;
@@ -133,7 +135,7 @@ fn a_node_that_hangs_for_too_long_is_given_up_and_the_round_ends() {
 /// Any number of faults, at any time, over several rounds.
 fn random(top: TopKind, seed: u64) {
     let mut world = TreeWorld::new(seed, &NODES);
-    world.absent = if seed.is_multiple_of(3) { 0.3 } else { 0.0 };
+    world.below.absent = if seed.is_multiple_of(3) { 0.3 } else { 0.0 };
     for _ in 0..world.rng.below(6) {
         let at = 1 + world.rng.below(80);
         let index = world.rng.below(3) as usize;
@@ -145,14 +147,14 @@ fn random(top: TopKind, seed: u64) {
     }
     for number in 1..5 {
         let enough = 1 + world.rng.below(5) as u32;
-        let before = world.model.clone();
+        let before = world.below.model.clone();
         match world.run(thalweg_proto::TreePlan { enough, ..plan(number, top) }) {
             end @ End::Over { .. } => assert!(check(&world, &end).len() >= enough as usize),
             End::Failed(reason) => {
                 assert!(reason.contains(&format!("round {number}")), "{reason}");
-                assert_eq!(world.model, before, "a round that fails leaves the model");
+                assert_eq!(world.below.model, before, "a round that fails leaves the model");
                 let names = NODES.iter().any(|(name, _)| reason.contains(name));
-                assert!(names || world.absent > 0.0, "{reason}");
+                assert!(names || world.below.absent > 0.0, "{reason}");
             }
         }
     }
@@ -169,7 +171,7 @@ fn whatever_happens_a_mean_is_of_the_same_updates_everywhere() {
 fn a_round_with_a_goal_counts_exactly_so_many_and_asks_nobody_twice() {
     for seed in 0..500 {
         let mut world = TreeWorld::new(seed, &NODES);
-        world.absent = if seed % 2 == 0 { 0.3 } else { 0.0 };
+        world.below.absent = if seed % 2 == 0 { 0.3 } else { 0.0 };
         let goal = 1 + (seed % 5) as u32;
         if seed % 4 == 1 {
             let (at, index) = (1 + world.rng.below(40), world.rng.below(3) as usize);
@@ -180,8 +182,8 @@ fn a_round_with_a_goal_counts_exactly_so_many_and_asks_nobody_twice() {
             world.run(thalweg_proto::TreePlan { draw: Some(draw), enough: 0, ..plan(1, TopKind::Dedicated) });
         let counted = check(&world, &end);
         assert!(counted.len() <= goal as usize, "{counted:?}");
-        let asked: Updates = world.asked.iter().cloned().collect();
-        assert_eq!(asked.len(), world.asked.len(), "a client is asked twice: {:?}", world.asked);
+        let asked: Updates = world.below.asked.iter().cloned().collect();
+        assert_eq!(asked.len(), world.below.asked.len(), "a client is asked twice: {:?}", world.below.asked);
         let lost: Updates = (0..3).filter(|&n| world.nodes[n].loss.is_some()).flat_map(of).collect();
         let left = all().difference(&asked).any(|client| !lost.contains(client));
         assert!(counted.len() == goal as usize || !left, "it ends short only when nobody is left to ask");

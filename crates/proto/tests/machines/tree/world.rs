@@ -1,17 +1,17 @@
-//! Rounds of a tree in virtual time: the root and its nodes are members of tasks over the virtual network. A
-//! node's sums are the names of the clients whose updates they contain.
+//! Rounds of a tree in virtual time: the nodes are members of the root's tasks over the virtual network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::{json, Value};
+use serde_json::Value;
 use thalweg_proto::{
     Mean, PartOutcome, PartState, Reply, ReplyState, ServerMachine, TaskPlan, Time, TopKind, TreeNode,
     TreePlan, TreeRound, TreeStep,
 };
-use thalweg_wire::tree::{Answer, MeanAnswer, MeanFold, Request, Statement};
-use thalweg_wire::{Layout, Range};
+use thalweg_wire::tree::{Answer, MeanAnswer, MeanFold};
+use thalweg_wire::Layout;
 
+use super::nodes::{names, split, statement, Answered, Mask, Nodes, BYTES, CELLS, UNREAD};
 use crate::common::network::{Path, Rng};
 use crate::common::tasks::{config, tensors, Does, TaskWorld};
 use crate::common::{MS, SECOND};
@@ -19,52 +19,11 @@ use crate::common::{MS, SECOND};
 /// The names of the clients whose updates are in sums or in a mean.
 pub type Updates = BTreeSet<String>;
 
-/// Elements of the model. It has more parts than there are nodes.
-const ELEMENTS: u64 = 600;
-const BYTES: u64 = 4 * ELEMENTS;
-
-fn split(count: usize) -> Vec<Range> {
-    let cut = |part: u64| BYTES * part / count as u64 / 4 * 4;
-    (0..count as u64).map(|part| Range::new(cut(part), cut(part + 1))).collect()
-}
-
-pub fn weight(client: &str) -> f64 {
-    1.0 + f64::from(client.bytes().last().unwrap_or(b'a') - b'a')
-}
-
-fn statement(updates: &Updates) -> Statement {
-    Statement(updates.len() as u32, updates.iter().map(|client| weight(client)).sum(), true)
-}
-
-/// What a node's process keeps.
-#[derive(Debug, Clone, Default)]
-struct Process {
-    is_open: bool,
-    sums: Option<Updates>,
-    /// What it has folded as the top, and of which sums.
-    top: Updates,
-    /// The addresses of the nodes that may take its sums.
-    joined: BTreeSet<String>,
-    turn: u32,
-    part: Option<(Range, Updates)>,
-    /// Parts of the mean, of this turn.
-    means: BTreeMap<u64, Updates>,
-    delivered: Vec<String>,
-}
-
 /// How a round ended.
 #[derive(Debug, Clone)]
 pub enum End {
     Over { parts: Vec<PartOutcome>, mean: Mean, counting: Updates },
     Failed(String),
-}
-
-/// What a node will do at a moment.
-struct Later {
-    index: usize,
-    instance: u64,
-    task: u32,
-    request: Request,
 }
 
 /// Something bad that happens to a node.
@@ -84,24 +43,18 @@ pub struct TreeWorld {
     pub tasks: TaskWorld,
     pub rng: Rng,
     pub nodes: Vec<TreeNode>,
-    processes: Vec<Process>,
+    /// The nodes' own side.
+    pub below: Nodes,
     round: Option<TreeRound>,
     /// The request that each task is for.
     asks: BTreeMap<u32, u32>,
-    later: BTreeMap<(Time, u64), Later>,
-    count: u64,
     replies: usize,
     /// The sums or the mean that came with a node's answer to a request.
-    contents: BTreeMap<(u32, String), Updates>,
-    sent: BTreeMap<(u32, usize), Updates>,
-    root: Updates,
-    /// The updates in each element range of the model, by its first byte.
-    pub model: BTreeMap<u64, Updates>,
+    contents: BTreeMap<(u32, String), Mask>,
+    sent: BTreeMap<(u32, usize), Mask>,
+    /// The updates in the root's sums.
+    root: Mask,
     end: Option<End>,
-    /// The chance that a client's update does not come.
-    pub absent: f64,
-    /// Clients that are asked for an update, by round.
-    pub asked: Vec<String>,
     /// Messages of the root and of the nodes so far.
     pub messages: u64,
     /// What happens when so many messages were sent, and to which node.
@@ -123,35 +76,29 @@ impl TreeWorld {
             tasks.add(name, Does::Acts, path);
         }
         tasks.run("all have joined", 100 * SECOND, |w| w.server.connected_count() == nodes.len());
-        let names = |clients: &[&str]| clients.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let below = Nodes::new(seed, nodes);
+        let owned = |clients: &[&str]| clients.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let nodes: Vec<_> = nodes
             .iter()
             .map(|(name, clients)| TreeNode {
                 name: (*name).into(),
-                clients: names(clients),
-                connected: names(clients),
-                peers: format!("tcp://{name}:1"),
+                clients: owned(clients),
+                connected: owned(clients),
                 ..TreeNode::default()
             })
             .collect();
-        let processes = vec![Process { is_open: true, ..Process::default() }; nodes.len()];
         Self {
             tasks,
             rng,
             nodes,
-            processes,
+            below,
             round: None,
             asks: BTreeMap::new(),
-            later: BTreeMap::new(),
-            count: 0,
             replies: 0,
             contents: BTreeMap::new(),
             sent: BTreeMap::new(),
-            root: Updates::new(),
-            model: BTreeMap::new(),
+            root: 0,
             end: None,
-            absent: 0.0,
-            asked: Vec::new(),
             messages: 0,
             faults: BTreeMap::new(),
         }
@@ -159,13 +106,15 @@ impl TreeWorld {
 
     /// Runs a round to its end.
     pub fn run(&mut self, plan: TreePlan) -> End {
-        (self.root, self.end, self.contents, self.asked) =
-            (Updates::new(), None, BTreeMap::new(), Vec::new());
+        (self.root, self.end) = (0, None);
+        self.contents.clear();
+        self.below.asked.clear();
         // Nodes that were lost and are connected again are opened anew.
         for (index, node) in self.nodes.iter_mut().enumerate() {
-            if node.loss.is_some() && self.tasks.members[index].alive {
+            let is_back = node.loss.is_some() && self.tasks.members[index].alive;
+            if is_back || node.peers.is_empty() {
                 (node.loss, node.has_model) = (None, false);
-                self.processes[index].is_open = true;
+                node.peers = self.below.open(index, plan.top);
             }
         }
         let now = self.tasks.now;
@@ -176,17 +125,9 @@ impl TreeWorld {
             self.step(limit);
         }
         let end = self.end.take().expect("the round has ended");
-        if let End::Over { mean, .. } = &end {
-            for (index, node) in self.nodes.iter_mut().enumerate() {
-                node.has_model = mean.has.contains(&node.name);
-                // A process that was started anew has nothing, and says so in the next round.
-                if node.has_model && self.processes[index].is_open {
-                    let kept = &self.processes[index];
-                    let own = kept.part.iter().map(|(range, updates)| (range.start, updates.clone()));
-                    let all: BTreeMap<_, _> = own.chain(kept.means.clone()).collect();
-                    assert_eq!(all, self.model, "{} has another mean", node.name);
-                }
-            }
+        for node in &mut self.nodes {
+            // After a round that has failed, all nodes are sent the model.
+            node.has_model = matches!(&end, End::Over { mean, .. } if mean.has.contains(&node.name));
         }
         end
     }
@@ -194,9 +135,9 @@ impl TreeWorld {
     fn step(&mut self, limit: Time) {
         let now = self.tasks.now;
         let timer = self.round.as_ref().and_then(TreeRound::poll_timeout);
-        let later = self.later.keys().next().map(|key| key.0);
+        let below = self.below.next_time();
         let other = self.tasks.next_time();
-        let next = [timer, later, other].into_iter().flatten().min().map(|at| at.max(now));
+        let next = [timer, below, other].into_iter().flatten().min().map(|at| at.max(now));
         let next = next.filter(|at| *at <= limit);
         let next = next.unwrap_or_else(|| panic!("the round hangs at {now:?}: {:?}", self.nodes));
         if timer.is_some_and(|at| at <= next) {
@@ -205,10 +146,13 @@ impl TreeWorld {
                 round.timeout(next);
                 assert!(round.poll_timeout().is_none_or(|at| at > next), "the timer stands still");
             }
-        } else if later.is_some_and(|at| at <= next) {
+        } else if below.is_some_and(|at| at <= next) {
             self.tasks.now = next;
-            if let Some((_, later)) = self.later.pop_first() {
-                self.act(later);
+            self.below.step(next);
+            for (index, instance, task, answer) in std::mem::take(&mut self.below.answers) {
+                if task != UNREAD && self.below.instance(index) == instance {
+                    self.respond(index, task, answer);
+                }
             }
         } else {
             self.tasks.step();
@@ -248,14 +192,16 @@ impl TreeWorld {
             Fault::Pause(time) => self.tasks.pause(index, time),
             Fault::Kill { seen } => {
                 self.tasks.kill(index);
+                self.below.kill(self.tasks.now, index);
                 if seen {
                     self.lose(index, "is gone: killed by signal 9");
                     self.tasks.forget(&name);
+                    self.below.forget(self.tasks.now + MS, index, "killed by signal 9");
                 }
             }
             Fault::Restart => {
                 self.tasks.kill(index);
-                self.processes[index] = Process::default();
+                self.below.restart(self.tasks.now, index);
                 self.tasks.restart(index);
             }
         }
@@ -274,7 +220,7 @@ impl TreeWorld {
             TreeStep::Ask { ask, request, nodes, model } => {
                 let plan = TaskPlan {
                     head: serde_json::to_vec(&request).expect("a small request"),
-                    layout: if model { tensors("w", ELEMENTS) } else { Arc::default() },
+                    layout: if model { tensors("w", BYTES / 4) } else { Arc::default() },
                     bytes_id: u64::from(ask) << 32 | u64::from(model),
                     members: nodes,
                     deadline: None,
@@ -289,23 +235,24 @@ impl TreeWorld {
             TreeStep::Prove { .. } => unreachable!("nobody has to prove anything"),
             TreeStep::Merge { part, ask, node, claim } => {
                 let sums = self.contents.remove(&(ask, node)).expect("its sums have come");
-                assert_eq!(claim, statement(&sums));
-                assert!(self.root.is_disjoint(&sums), "an update counts twice: {sums:?}");
-                self.root.extend(sums);
+                assert_eq!(claim, statement(sums));
+                assert_eq!(self.root & sums, 0, "an update counts twice");
+                self.root |= sums;
                 self.round().merged(now, part, None);
             }
             TreeStep::Finish => {
-                self.model = BTreeMap::from([(0, self.root.clone())]);
+                self.below.model.fill(self.root);
                 let mean = MeanAnswer { fold: MeanFold::default(), done: now.as_secs_f64() };
                 self.round().finished(mean);
             }
             TreeStep::Write { ask, parts } => {
                 let all: u64 = parts.iter().map(|(_, start, end)| end - start).sum();
                 assert_eq!(all, BYTES, "the whole model is written");
-                let of = |(node, start, _)| {
-                    (start, self.contents.remove(&(ask, node)).expect("its part of the mean has come"))
-                };
-                self.model = parts.into_iter().map(of).collect();
+                for (node, start, end) in parts {
+                    let mean = self.contents.remove(&(ask, node)).expect("its part of the mean has come");
+                    let cell = BYTES / CELLS;
+                    self.below.model[(start / cell) as usize..(end / cell) as usize].fill(mean);
+                }
             }
             TreeStep::Over { parts, mean } => {
                 let counting = self.round().counting().map(str::to_owned).collect();
@@ -353,37 +300,16 @@ impl TreeWorld {
     /// A node has a request. It will answer after some time.
     fn requested(&mut self, index: usize, instance: u64, task: u32) {
         self.message();
-        let request = serde_json::from_slice(&self.tasks.members[index].heads[&task]).expect("a request");
-        self.count += 1;
-        let at = self.tasks.now + self.rng.time(SECOND) + MS;
-        self.later.insert((at, self.count), Later { index, instance, task, request });
-    }
-
-    fn is_alive(&self, index: usize) -> bool {
-        self.tasks.members[index].alive && self.processes[index].is_open
-    }
-
-    /// The sums that another node gives, if it is there.
-    fn sums_of(&self, name: &str) -> Result<Updates, String> {
-        let index = self.nodes.iter().position(|node| node.name == name).expect("a node");
-        if !self.is_alive(index) {
-            return Err("is gone".into());
+        if self.tasks.members[index].alive && self.tasks.members[index].instance == instance {
+            let request = serde_json::from_slice(&self.tasks.members[index].heads[&task]);
+            self.below.request(self.tasks.now, index, task, request.expect("a request"));
         }
-        self.processes[index].sums.clone().ok_or_else(|| "it has no sums".into())
     }
 
-    /// A node does what it was asked, and answers.
-    fn act(&mut self, later: Later) {
-        let Later { index, instance, task, request } = later;
-        if !self.tasks.members[index].alive || self.tasks.members[index].instance != instance {
-            return;
-        }
-        let answered = if self.processes[index].is_open {
-            self.answer(index, &request)
-        } else {
-            Ok((json!({ "unopened": true }), None, 0))
-        };
-        match answered {
+    /// A node answers a request.
+    fn respond(&mut self, index: usize, task: u32, answer: Answered) {
+        let instance = self.tasks.members[index].instance;
+        match answer {
             Err(reason) => self.tasks.respond(index, instance, task, Err(&reason)),
             Ok((head, content, bytes)) => {
                 if let Some(content) = content {
@@ -395,105 +321,6 @@ impl TreeWorld {
             }
         }
     }
-
-    fn answer(&mut self, index: usize, request: &Request) -> Result<(Value, Option<Updates>, u64), String> {
-        let name = self.nodes[index].name.clone();
-        let plain = |value: Value| Ok((value, None, 0));
-        match request {
-            Request::Wait { .. } => plain(json!({ "clients": self.nodes[index].connected })),
-            Request::Round { round, only, .. } => Ok(self.run_round(index, *round, only.as_ref())),
-            Request::BecomeTop { claim } => {
-                let own = self.processes[index].sums.clone().ok_or("it has no sums")?;
-                assert_eq!(*claim, statement(&own));
-                self.processes[index].top = own;
-                plain(json!({}))
-            }
-            Request::SendSums { to } => {
-                self.processes[index].joined.insert(to.clone());
-                plain(json!({}))
-            }
-            Request::ReceiveSums { node, claim } => {
-                match self.sums_of(node) {
-                    Err(why) => return plain(json!({ "refused": why })),
-                    Ok(sums) => {
-                        assert_eq!(*claim, statement(&sums));
-                        let top = &mut self.processes[index].top;
-                        assert!(top.is_disjoint(&sums), "an update counts twice: {sums:?}");
-                        top.extend(sums);
-                    }
-                }
-                plain(json!({}))
-            }
-            Request::ComputeMean => {
-                let mean = json!({ "fold": { "uncovered_bytes": 0 }, "done": 1.0 });
-                Ok((mean, Some(self.processes[index].top.clone()), BYTES))
-            }
-            Request::FoldPart { turn, nodes, parts, .. } => {
-                let process = &mut self.processes[index];
-                (process.turn, process.part) = (*turn, None);
-                process.means.clear();
-                let Some(&(start, end)) = parts.get(&name) else { return plain(json!({ "refused": {} })) };
-                let (mut folded, mut refused) = (Updates::new(), BTreeMap::new());
-                for (other, claim) in nodes {
-                    match self.sums_of(other) {
-                        Err(why) => drop(refused.insert(other.clone(), why)),
-                        Ok(sums) => {
-                            assert_eq!(*claim, statement(&sums));
-                            assert!(folded.is_disjoint(&sums), "an update counts twice: {sums:?}");
-                            folded.extend(sums);
-                        }
-                    }
-                }
-                self.processes[index].part = Some((Range::new(start, end), folded));
-                plain(json!({ "refused": refused }))
-            }
-            Request::ComputePart { to } => {
-                let part = self.processes[index].part.clone();
-                let (range, mean) = part.ok_or("it has no part of the sums")?;
-                let turn = self.processes[index].turn;
-                self.processes[index].delivered.clear();
-                for other in to.iter().filter(|other| **other != name) {
-                    let at = self.nodes.iter().position(|node| node.name == *other).expect("a node");
-                    if self.is_alive(at) && self.processes[at].turn == turn {
-                        self.processes[at].means.insert(range.start, mean.clone());
-                        self.processes[index].delivered.push(other.clone());
-                    }
-                }
-                let head = json!({ "fold": { "uncovered_bytes": 0 }, "done": 1.0 });
-                Ok((head, Some(mean), range.len()))
-            }
-            Request::ConfirmParts => plain(json!({ "has": self.processes[index].delivered })),
-        }
-    }
-
-    fn run_round(
-        &mut self,
-        index: usize,
-        round: u32,
-        only: Option<&BTreeMap<String, Vec<String>>>,
-    ) -> (Value, Option<Updates>, u64) {
-        let node = self.nodes[index].clone();
-        let drawn = only.map_or(&node.clients, |only| &only[&node.name]).clone();
-        let mut participants = Vec::new();
-        let mut sums = Updates::new();
-        for client in drawn {
-            self.asked.push(client.clone());
-            let comes = !self.rng.chance(self.absent);
-            participants.push(json!({
-                "client": client, "state": if comes { "whole" } else { "lost" }, "samples": weight(&client),
-            }));
-            if comes {
-                sums.insert(client);
-            }
-        }
-        let sums = Some(sums).filter(|sums| !sums.is_empty());
-        let process = &mut self.processes[index];
-        *process = Process { is_open: true, sums: sums.clone(), ..Process::default() };
-        let outcome = json!({ "round": round, "participants": participants, "failure": null });
-        let head = json!({ "outcome": outcome, "held": sums.is_some(), "clients": node.clients });
-        let bytes = if sums.is_some() { BYTES } else { 0 };
-        (head, sums, bytes)
-    }
 }
 
 /// A round in which all clients take part.
@@ -504,9 +331,14 @@ pub fn plan(number: u32, top: TopKind) -> TreePlan {
 /// Checks that a round's mean is of the same updates everywhere, and that all other clients are named with a
 /// reason.
 pub fn check(world: &TreeWorld, end: &End) -> Updates {
+    check_end(world.below.model.iter().map(|cell| names(*cell)), end)
+}
+
+/// As [`check`], of a model each of whose cells has these updates.
+pub fn check_end(model: impl Iterator<Item = Updates>, end: &End) -> Updates {
     let End::Over { parts, counting, .. } = end else { panic!("{end:?}") };
-    for updates in world.model.values() {
-        assert_eq!(updates, counting, "what is said to count, and what the mean is of: {parts:?}");
+    for updates in model {
+        assert_eq!(updates, *counting, "what is said to count, and what the mean is of: {parts:?}");
     }
     let mut named = Updates::new();
     for part in parts {
