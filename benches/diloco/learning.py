@@ -1,11 +1,11 @@
-"""What DiLoCo costs in loss: four peers beside data-parallel training, at equal steps, without a network.
+"""Measures what DiLoCo costs in loss: four peers beside data-parallel training at equal steps, without a network.
 
 python -m benches.diloco.learning data-parallel|diloco OUT [--steps N] [--every H] [--fragments P] [--overlap O] ...
 
-Data-parallel training is one model whose batch is that of all peers, which is the same as averaging gradients in each
-step. Both ways see the same batches. DiLoCo's peers are models of this process, and their fragments and outer steps are
-those of ``thalweg.diloco``. The mean is taken here as a peer without a server takes it: of its own values, and of the
-others' as ``--compress`` rounds them. So the result follows from the seed, and not from how fast this machine is.
+Data-parallel training is one model whose batch has the batches of all peers, which is the same as averaging gradients
+in each step. Both ways see the same batches. DiLoCo's peers are models in this process. Their fragments and outer steps
+are those of ``thalweg.diloco``. The mean is that of a peer without a server: of its own exact values, and of the
+others' values as ``--compress`` rounds them. So the result follows from the seed, not from the speed of this machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from thalweg.job.diloco.exchanges import FRAGMENT, arena_for
 from thalweg.peers import KEEP
 from thalweg.tensors.binding import bind
 
+# Number of peers, samples in the batch of one peer, and held-out windows of the text.
 PEERS, BATCH, TESTED = 4, 8, 400
 # Steps between two evaluations.
-SHOWN = 50
+EVALUATED_EVERY = 50
 
 
 class Trained:
@@ -66,33 +67,34 @@ def mean_model(peers: list[Trained], tests: torch.Tensor) -> float:
 
 
 def exchanged(peers: list[Trained], fragment: int, compress: str | None) -> list[Values]:
-    """Return the mean of a fragment at each peer: of its own values, and of those that the others send."""
+    """Return for each peer the mean of a fragment: of its own values, and of what the others send."""
     room = arena_for(peers[0].steps.fragments, 1)
-    place = room[FRAGMENT]
+    buffer = room[FRAGMENT]
     own, sent = [], []
     for peer in peers:
-        peer.steps.fill(fragment, place)
-        own.append(place.copy())
+        peer.steps.fill(fragment, buffer)
+        own.append(buffer.copy())
         if compress is not None:
             room.core.compress(compress)
-        sent.append(place.copy())
+        sent.append(buffer.copy())
     total = np.sum(sent, axis=0)
     return [(total - theirs + exact) / len(peers) for theirs, exact in zip(sent, own, strict=True)]
 
 
-def take(peers: list[Trained], fragment: int, places: list[Values], *, keep: float) -> None:
-    """Give each peer the result of an exchange."""
-    for peer, place in zip(peers, places, strict=True):
-        mean = peer.steps.mean_of(fragment, place)
+def take_outer_steps(peers: list[Trained], fragment: int, means: list[Values], *, keep: float) -> None:
+    """Let each peer take the outer step with the result of an exchange."""
+    for peer, mean_sent in zip(peers, means, strict=True):
+        mean = peer.steps.mean_of(fragment, mean_sent)
         if mean is not None:
             peer.steps.step(fragment, mean, keep)
 
 
 class Training:
-    """The peers, and what is under way between them."""
+    """The peers, and the exchange that is under way between them."""
 
     def __init__(self, chosen: argparse.Namespace, windows: Windows) -> None:
         self.chosen, self._exchanges = chosen, chosen.way == "diloco"
+        # The step at which the running exchange began, its fragment, and each peer's mean.
         self._pending: tuple[int, int, list[Values]] | None = None
         self._number = 0
         parts = chosen.fragments if self._exchanges else 1
@@ -104,7 +106,7 @@ class Training:
         return torch.optim.SGD(tensors, lr=self.chosen.rate, momentum=momentum, nesterov=momentum > 0)
 
     def step(self, step: int) -> list[float]:
-        """Take a step, and what is due after it; return the training loss of each peer that took it."""
+        """Take a step at each peer, and exchange values if that is due; return the peers' training losses."""
         learning_rate = rate(step - 1, self.chosen.steps, self.chosen.inner)
         losses = [peer.step(learning_rate) for peer in self.peers]
         if self._exchanges:
@@ -114,31 +116,31 @@ class Training:
     def _exchange(self, step: int) -> None:
         chosen = self.chosen
         if self._pending is not None and step - self._pending[0] >= chosen.overlap:
-            take(self.peers, self._pending[1], self._pending[2], keep=chosen.keep)
+            take_outer_steps(self.peers, self._pending[1], self._pending[2], keep=chosen.keep)
             self._pending = None
         if step % (chosen.every // chosen.fragments) == 0:
             fragment, self._number = self._number % chosen.fragments, self._number + 1
-            places = exchanged(self.peers, fragment, chosen.compress)
+            means = exchanged(self.peers, fragment, chosen.compress)
             if chosen.overlap:
-                self._pending = (step, fragment, places)
+                self._pending = (step, fragment, means)
             else:
-                take(self.peers, fragment, places, keep=0.0)
+                take_outer_steps(self.peers, fragment, means, keep=0.0)
 
 
 def main() -> int:
-    """Train in one way; write the loss after each ``SHOWN`` steps."""
+    """Train in one way. Write the loss every ``EVALUATED_EVERY`` steps."""
     chosen = arguments()
     torch.set_num_threads(1)
     text, tests = load_any("english", root=None)
     if not isinstance(text, Text) or not isinstance(tests, Text):
-        raise TypeError("the data is no text")
+        raise TypeError("the data is not text")
     held_out = torch.from_numpy(np.asarray(tests.tokens[:TESTED], np.int64))
     training = Training(chosen, np.asarray(text.tokens, np.uint8))
     entries: list[dict[str, float]] = []
     began = time.perf_counter()
     for step in range(1, chosen.steps + 1):
         losses = training.step(step)
-        if step % SHOWN == 0 or step == chosen.steps:
+        if step % EVALUATED_EVERY == 0 or step == chosen.steps:
             loss = mean_model(training.peers, held_out)
             entries.append({"step": step, "train": sum(losses) / len(losses), "loss": loss})
             sys.stdout.write(f"{json.dumps(entries[-1])} {time.perf_counter() - began:.0f} s\n")
@@ -159,8 +161,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.7, help="the outer learning rate")
     parser.add_argument("--momentum", type=float, default=0.9, help="the outer momentum, Nesterov's")
     parser.add_argument("--inner", type=float, default=2e-3, help="the highest inner learning rate")
-    parser.add_argument("--keep", type=float, default=KEEP, help="share of the values trained meanwhile that stays")
-    parser.add_argument("--compress", choices=["f16", "int8"], help="the format of what is sent")
+    parser.add_argument("--keep", type=float, default=KEEP, help="weight of values trained during an exchange")
+    parser.add_argument("--compress", choices=["f16", "int8"], help="the format in which values are sent")
     return parser.parse_args()
 
 

@@ -1,10 +1,10 @@
-"""What an exchange of DiLoCo costs, beside other programs: bytes, seconds, the share of time that computes, kills.
+"""Measures what exchanges of DiLoCo cost beside other programs: bytes, waiting, and what killed peers change.
 
 python -m benches.diloco.live OUT WAY... [--turns N] [--steps N] [--every H] [--compute SECONDS] [--kill one|each]
 
-Four peers, each in a network namespace of its own behind a link of 50 Mbit/s, with a round trip of 80 ms between any
-two. The ways take turns. Bytes are those that the emulated links carried, from the first step to the last. It needs
-root, and for torchft and hivemind what ``python -m benches systems --install torch`` makes.
+There are four peers, each in a network namespace of its own behind a link of 50 Mbit/s, with a round trip of 80 ms
+between any two. The ways take turns. Bytes are those that the emulated links carried, from the first step to the last.
+It needs root, and for torchft and hivemind the environment of ``python -m benches systems --install torch``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 NAMES = [f"node-{one}" for one in range(1, 5)]
 PORT = 29500
 LIMIT = 150.0
-# The settings of each way: the program, and how it differs from the common settings.
+# Each way: the program (``program.WAYS``), and the settings that differ from the common ones.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "alone": ("alone", {}),
     "thalweg": ("thalweg", {}),
@@ -49,7 +49,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Child:
-    """A peer's process, and the lines that it says."""
+    """A peer's process, and the lines that it prints."""
 
     def __init__(self, net: Net, way: str, name: str, table: dict[str, Any], scratch: Path) -> None:
         program, _ = WAYS[way]
@@ -81,11 +81,11 @@ class Child:
             try:
                 line = self._lines.get(timeout=max(0.1, ends - time.monotonic()))
             except Empty:
-                raise RuntimeError(f"{self.name} does not say {start!r}") from None
+                raise RuntimeError(f"{self.name} does not print {start!r} in time") from None
             if line.startswith(start):
                 return line
             if not line:
-                raise RuntimeError(f"{self.name} has ended before it said {start!r}")
+                raise RuntimeError(f"{self.name} has ended before it printed {start!r}")
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
@@ -107,7 +107,7 @@ class Net:
     """Four hosts around a switch."""
 
     def __init__(self) -> None:
-        links = NetworkSection.model_validate({"rate": "50mbit", "rtt": "40ms"})  # two links on each way, so 80 ms
+        links = NetworkSection.model_validate({"rate": "50mbit", "rtt": "40ms"})  # a path has two links, so 80 ms
         self._core = _core.Lab(build(["server", *NAMES], links, peers=True).text())
         self._hosts = json.loads(self._core.hosts())
         self.ips = {name: self._hosts[name]["ipv4"] for name in NAMES}
@@ -121,7 +121,7 @@ class Net:
         )
 
     def bytes(self) -> int:
-        """Return the bytes that peers have sent so far, with all headers."""
+        """Return the bytes that peers have sent so far, headers included."""
         links = json.loads(self._core.status())["links"]
         return sum(one["bytes_in"] for one in links if one["source"] in NAMES)
 
@@ -130,7 +130,7 @@ class Net:
 
 
 def certificates(scratch: Path) -> None:
-    """Issue a certificate for each peer: links beyond a machine are encrypted."""
+    """Issue a certificate for each peer, because links to other addresses than this machine's are encrypted."""
     ca, key = _core.pki_authority("benches", 30)
     folder = scratch / "pki"
     folder.mkdir()
@@ -144,7 +144,7 @@ def certificates(scratch: Path) -> None:
 
 
 def measured(way: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run one way once; return its numbers."""
+    """Run one way once; return its figures."""
     program, differs = WAYS[way]
     common = {"steps": chosen.steps, "every": chosen.every, "fragments": chosen.fragments, "overlap": chosen.overlap}
     table = {**common, "compute": chosen.compute, "compress": None, "buckets": False, "port": PORT, **differs}
@@ -176,7 +176,7 @@ def measured(way: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def kills(chosen: argparse.Namespace, table: dict[str, Any]) -> int:
-    """Return how many newcomers take the place of killed peers: with ``each`` one in each period but the last."""
+    """Return how many peers are killed and replaced: with ``--kill each`` one in each period except the last."""
     return table["steps"] // chosen.every - 1 if chosen.kill == "each" else 0
 
 
@@ -192,7 +192,7 @@ def lighthouse(net: Net, scratch: Path) -> subprocess.Popen[str]:
 def run(
     way: str, net: Net, peers: list[Child], spares: list[Child], *, table: dict[str, Any], chosen: argparse.Namespace
 ) -> dict[str, Any]:
-    """Let the peers join and take their steps, with kills and newcomers in between; return the numbers."""
+    """Let the peers join and take their steps, and kill and replace some meanwhile; return the figures."""
     for child in peers:
         child.go_on()
     for child in peers:
@@ -207,7 +207,7 @@ def run(
         peers[-1].kill()
         gone.append(peers.pop())
     for number, spare in enumerate(spares, 1):
-        # The peer of the newcomer's name is killed three steps after an exchange begins; the newcomer joins at once.
+        # Three steps after an exchange has begun, kill the peer with the newcomer's name. The newcomer joins at once.
         victim = next(one for one in peers if one.name == spare.name)
         _until(peers[0], number * chosen.every + 3)
         victim.kill()
@@ -232,7 +232,7 @@ def run(
         "load": load,
         "bytes": sent,
         "bytes_a_step": sent / steps,
-        # Of the peers that were there from the first step to the last, and of all four places.
+        # The share of time computing, of the peers that took all steps, and of all four places, also empty ones.
         "computing": sum(table["steps"] * table["compute"] / one["wall"] for one in results) / len(results),
         "computing_of_all": steps * table["compute"] / (wall * len(NAMES)),
         "longest_wait": max(longest),

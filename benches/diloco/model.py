@@ -1,6 +1,6 @@
-"""A small GPT in plain PyTorch, of the sizes of ``gpt2-mini``, and the English text that ships with Python.
+"""A small GPT in plain PyTorch, with the sizes of ``gpt2-mini``, its training batches and its learning rate.
 
-This file imports nothing of thalweg, so that each of the compared programs can use it in an environment of its own.
+This file imports nothing of thalweg, because the compared programs use it in environments of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKENS, WINDOW, WIDTH, LAYERS, HEADS = 256, 64, 128, 4, 4
 
 
 class Block(nn.Module):
-    """A layer of GPT-2: attention to earlier tokens, then two linear layers, each behind a LayerNorm."""
+    """A layer of GPT-2: a LayerNorm and attention to earlier tokens, then a LayerNorm and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class SmallGPT(nn.Module):
 
 
 def small_gpt(seed: int = 0) -> SmallGPT:
-    """Return the model with the initial values that ``seed`` gives: normal with 0.02, as GPT-2's."""
+    """Return the model with initial values that follow from ``seed``: normal, with GPT-2's deviation of 0.02."""
     torch.manual_seed(seed)
     model = SmallGPT()
     with torch.no_grad():
@@ -87,7 +87,7 @@ class Batches:
 
 
 def rate(step: int, steps: int, top: float = 2e-3, warm: int = 50) -> float:
-    """Return the inner learning rate of a step: a rise, then half a cosine down to a tenth."""
+    """Return the inner learning rate of a step: it rises to ``top``, and then falls to a tenth along half a cosine."""
     if step < warm:
         return top * (step + 1) / warm
     done = (step - warm) / max(1, steps - warm)

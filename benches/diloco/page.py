@@ -1,4 +1,4 @@
-"""Writes the page of DiLoCo's measurements, and its picture, from what learning.py and live.py have written.
+"""Writes the tables and the picture of README.md from the results of learning.py and live.py.
 
 python -m benches.diloco.page
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
+# Steps for which the tables give the time of waiting.
 PERIOD: Final = 100
 LEARNING: Final = {"data-parallel": "data-parallel.json", "DiLoCo": "diloco.json"}
 NAMES: Final = {
@@ -39,7 +40,7 @@ def median(found: list[dict[str, Any]], key: str) -> float:
 
 
 def live_table(all_runs: list[dict[str, Any]], kill: str) -> str:
-    """Return the table of the runs with this kind of kill."""
+    """Return the table of the runs in which peers were killed as ``kill`` says: none, one or each."""
     lines = ["| | runs | MB a peer and step | computing | of all four places | waiting in 100 steps | longest wait |"]
     lines.append("|---|---|---|---|---|---|---|")
     for way, name in NAMES.items():
@@ -67,7 +68,7 @@ def learning() -> dict[str, dict[str, Any]]:
 
 
 def draw(curves: dict[str, dict[str, Any]], all_runs: list[dict[str, Any]]) -> None:
-    """Draw loss by steps, and bytes and the share of computing of each way."""
+    """Draw the loss by steps, and beside it the bytes and the share of time computing of each way."""
     import matplotlib as mpl
 
     mpl.use("agg")

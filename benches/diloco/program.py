@@ -1,10 +1,10 @@
-"""A peer of one of the compared programs, as a process. Its environment need not have thalweg.
+"""One peer's process, in one of the compared programs. Its environment need not have thalweg.
 
 python benches/diloco/program.py WAY JSON
 
-It says ``loaded``, waits for a line, joins the others, says ``ready``, waits for a line, takes its steps, and says a
-JSON object. Computing is modelled: each step sleeps ``compute`` seconds and then lets SGD add small numbers to each
-value, so that the times are those of the exchanges and not of this machine's cores. Each step is a line.
+It prints ``loaded``, reads a line, joins the others, prints ``ready``, reads a line, and takes its steps, each with a
+line. Then it prints a JSON object with the times. Computing is modelled: a step sleeps ``compute`` seconds, and then
+SGD adds small numbers to the values. So the times are those of the exchanges, and not of this machine's cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Job:
         self.compress: str | None = table["compress"]
         self.buckets: bool = table["buckets"]
         self.port: int = table["port"]
-        #: What has to live as long as the process.
+        #: Objects that must not be freed before the process ends.
         self.kept: list[object] = []
         generator = torch.Generator().manual_seed(self.place)
         for values in self.model.parameters():
@@ -68,17 +68,18 @@ class Job:
         return [nn.ModuleList([*(rest if not at else []), *group]) for at, group in enumerate(groups)]
 
 
-# What a program does: joins, and returns what is done instead of ``inner.step()`` and what holds it open.
+# What a way's function returns once it has joined: the function to call instead of ``inner.step()``, and the context in
+# which the steps have to run.
 Joined = tuple[Callable[[], object], AbstractContextManager[Any]]
 
 
 def alone(job: Job) -> Joined:
-    """Never exchange: what the steps take on this machine."""
+    """Never exchange. This shows what the steps alone take on this machine."""
     return job.inner.step, nullcontext()
 
 
 def thalweg(job: Job) -> Joined:
-    """Exchange among all, without a server."""
+    """``thalweg.diloco`` on a full graph, without a server."""
     import thalweg as library
 
     urls = {name: f"tcp://{ip}:{job.port}" for name, ip in job.peers.items()}
@@ -102,7 +103,7 @@ def thalweg(job: Job) -> Joined:
 
 
 def gloo(job: Job) -> Joined:
-    """DiLoCo by hand: an all-reduce of the differences after each ``every`` steps, and the outer step at each peer."""
+    """DiLoCo by hand: every ``every`` steps an all-reduce of the differences, and the outer step at each peer."""
     import torch.distributed as dist
 
     first = min(job.peers.values())
@@ -136,7 +137,7 @@ def gloo(job: Job) -> Joined:
 
 
 def torchft(job: Job) -> Joined:
-    """Streaming DiLoCo of torchft over gloo, whose lighthouse runs beside the first peer."""
+    """Streaming DiLoCo of torchft over gloo. torchft's lighthouse runs beside the first peer."""
     import torch.distributed as dist
     from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
     from torchft.local_sgd import DiLoCo  # type: ignore[import-not-found]
@@ -177,7 +178,7 @@ def torchft(job: Job) -> Joined:
 
 
 def hivemind(job: Job) -> Joined:
-    """Local steps of hivemind's optimizer, whose peers average their parameters after each ``every`` steps."""
+    """hivemind's optimizer with local steps: the peers average their parameters every ``every`` steps."""
     import hivemind as library  # type: ignore[import-not-found]
 
     identity = Path(os.environ["SCRATCH"]) / "first.txt"

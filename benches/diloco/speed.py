@@ -1,9 +1,10 @@
-"""How fast DiLoCo's peers move where the loss falls steadily, by the settings of the outer step: a calculation.
+"""Calculates how the settings of the outer step change the speed of DiLoCo's peers on a steady slope.
 
 python -m benches.diloco.speed
 
-Training moves a value by 1 in each step, at each peer alike. Outer steps, overlap and mixing are those of Streaming
-DiLoCo with one fragment. The speed is the value after so many steps over their number: without outer steps it is 1.
+Training is modelled: it moves one value by 1 in each step, at each peer alike. Outer steps, overlap and mixing are
+those of Streaming DiLoCo with one fragment. The speed is the value at the end divided by the number of steps. Without
+outer steps it is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ STEPS = 500
 
 @dataclass(frozen=True)
 class Setting:
-    """The outer SGD with Nesterov's momentum, the share that results keep of values trained meanwhile, and when."""
+    """The settings of ``thalweg.diloco``; ``rate`` and ``momentum`` are those of the outer SGD (Nesterov)."""
 
     rate: float
     momentum: float
@@ -38,7 +39,7 @@ SETTINGS = [
 
 
 def speed(setting: Setting, steps: int = STEPS) -> float:
-    """Return how far the value is after ``steps``, over ``steps``."""
+    """Return the value after ``steps`` steps, divided by ``steps``."""
     value = shared = velocity = 0.0
     sent: tuple[int, float] | None = None
     for step in range(1, steps + 1):
