@@ -1,7 +1,7 @@
-"""``python -m benches systems``: measures the table of systems, and writes its page.
+"""``python -m benches systems``: measures the table of systems. ``scripts/check_docs.py --write`` updates its page.
 
 Without options it runs the small matrix: one server and four clients, 1 MiB, each path, each system. It needs root,
-since it makes network namespaces and control groups.
+because it makes network namespaces and control groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thalweg.ui import units
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    # A terminated run takes its parties, networks and control groups down too.
+    # By SystemExit, so that SIGTERM takes down the parties, networks and control groups too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.list:
         for name, system in SYSTEMS.items():
@@ -44,18 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benches systems", description=__doc__)
-    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="only this one; may be repeated")
-    parser.add_argument("--work", nargs="+", choices=(STAR, ALLREDUCE, TREE), default=[STAR])
+    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="measure only this; may be repeated")
+    parser.add_argument(
+        "--work", nargs="+", choices=(STAR, ALLREDUCE, TREE), default=[STAR], help="the kinds of work; default: star"
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=[4], help="clients of a star, parties otherwise")
-    parser.add_argument("--size", nargs="+", default=["1MiB"])
-    parser.add_argument("--path", nargs="+", choices=list(PATHS), default=list(PATHS))
-    parser.add_argument("--event", nargs="+", choices=("kill", "away"), help="instead of rounds: what a fault does")
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of a turn that count")
-    parser.add_argument("--out", type=Path, default=FILE)
-    parser.add_argument("--resume", action="store_true", help="go on: leave out what the data set has")
+    parser.add_argument("--size", nargs="+", default=["1MiB"], help="sizes of the model")
+    parser.add_argument("--path", nargs="+", choices=list(PATHS), default=list(PATHS), help="the emulated paths")
+    parser.add_argument("--event", nargs="+", choices=("kill", "away"), help="measure faults instead of rounds")
+    parser.add_argument("--turns", type=int, default=2, help="how often each cell is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds in each turn that count")
+    parser.add_argument("--out", type=Path, default=FILE, help="the data set")
+    parser.add_argument("--resume", action="store_true", help="leave out the turns of cells that the data set has")
     parser.add_argument("--install", nargs="*", metavar="NAME", help="make environments from their lock files")
-    parser.add_argument("--list", action="store_true", help="the systems, and what each lacks here")
+    parser.add_argument("--list", action="store_true", help="list the systems, and why some cannot run here")
     return parser
 
 

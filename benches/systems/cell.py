@@ -1,4 +1,4 @@
-"""One cell of the table: starts the parties of a system on a path, and measures their rounds."""
+"""Measures one cell of the table: starts the parties of a system on a path, and times their rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
+
+from typing_extensions import NotRequired
 
 from benches.common import FOLDER
 from benches.systems import environments
@@ -21,22 +23,40 @@ from benches.systems.registry import ALLREDUCE, STAR, System
 from thalweg.lab.inside import command
 
 CONTRACT: Final = Path(__file__).parent / "contract"
-#: Seconds between two looks at the parties: their memory, and what they have written.
-LOOK: Final = 0.05
-#: A result may differ from the right mean by this much, since systems add in other orders.
+#: Seconds between two checks of the parties: their memory, and the lines that they have written.
+CHECK_SECONDS: Final = 0.05
+#: A result may differ from the correct mean by this much, because systems add in different orders.
 TOLERANCE: Final = 1e-3
+
+
+class PartyLine(TypedDict):
+    """What a party reports of a round. ``value`` is that of all values of the result; None if they differ."""
+
+    round: int
+    begin: float
+    end: float
+    value: float | None
+
+
+class Event(TypedDict):
+    """What a fault led to. ``result`` is ``went on``, ``wrong``, ``ended`` or ``hung`` (``events``)."""
+
+    result: str
+    seconds: float
+    words: NotRequired[str]
+    value: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: a system, a work, its number of clients, a size in bytes, a path; and what goes wrong."""
+    """What is measured: a system, its work, the number of clients, the model's bytes, the path, and the fault."""
 
     system: str
     work: str
     clients: int
     size: int
     path: str
-    event: str | None = None  # "kill" or "away"
+    event: str | None = None  # the fault: "kill" or "away"
 
     @property
     def parties(self) -> int:
@@ -55,10 +75,10 @@ class Outcome:
     seconds: list[float] = field(default_factory=list)
     first_seconds: float | None = None
     failure: str | None = None
-    wire_bytes: float | None = None  # a round
-    cpu_seconds: dict[str, float] = field(default_factory=dict)  # a round
+    wire_bytes: float | None = None  # in a round
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # in a round, by party
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    event: dict[str, Any] | None = None
+    event: Event | None = None
 
 
 class Parties:
@@ -75,7 +95,7 @@ class Parties:
         )
 
     def start(self, index: int) -> None:
-        """Start a party in its host and its control group. Everything that it starts belongs to the group too."""
+        """Start a party in its host and its control group, to which all processes that it starts belong too."""
         group = Group(str(index))
         # The stack calls these two in reverse order: ``close`` ends all processes of the party, then ``wait`` reaps the
         # first of them.
@@ -107,14 +127,14 @@ class Parties:
             )
         )  # fmt: skip
 
-    def lines(self, index: int) -> list[dict[str, Any]]:
+    def lines(self, index: int) -> list[PartyLine]:
         """Return what a party has reported so far. A line that is still being written does not count."""
         path = self.folder / f"{index}.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def log(self, index: int) -> str:
-        """Return the last words of a party, without the names of folders of this machine."""
+        """Return the end of a party's log, without the names of this machine's folders."""
         text = (self.folder / f"{index}.log").read_text(errors="replace").strip()
         for folder in (FOLDER, self.folder, sys.base_prefix):
             text = text.replace(f"{folder}/", "")
@@ -125,7 +145,7 @@ class Parties:
             group.sample()
 
     def ended_badly(self) -> str | None:
-        """Return how a party has failed, or None."""
+        """Return which party has failed, and how; None if none has."""
         for index, process in enumerate(self.processes):
             if process.poll():
                 return f"party {index} ended with {process.returncode}: {self.log(index)}"
@@ -160,11 +180,11 @@ def wait(parties: Parties, path: Path, until: float) -> None:
             raise RuntimeError(failure)
         if time.monotonic() > until:
             raise RuntimeError(f"no {path.name} in time; party 0 wrote: {parties.log(0)}")
-        time.sleep(LOOK)
+        time.sleep(CHECK_SECONDS)
 
 
 def reported(parties: Parties, number: int, until: float) -> None:
-    """Wait until all that report have reported a round: in a star the server, otherwise each party.
+    """Wait until a round is reported: in a star by the server, otherwise by each party.
 
     Raises RuntimeError if a party fails or the time is over.
     """
@@ -177,11 +197,11 @@ def reported(parties: Parties, number: int, until: float) -> None:
         if time.monotonic() > until:
             done = min(len(parties.lines(index)) for index in range(count))
             raise RuntimeError(f"not over in time, after {done} of {number} rounds; party 0 wrote: {parties.log(0)}")
-        time.sleep(LOOK)
+        time.sleep(CHECK_SECONDS)
 
 
 def measured(cell: Cell, system: System, rounds: int, seconds: float, seed: int = 1) -> Outcome:
-    """Run a cell with ``rounds`` rounds that count, and one before them. It may take ``seconds`` for its rounds."""
+    """Measure a cell: one round that does not count, and then ``rounds`` that do. They may take ``seconds`` in all."""
     outcome = Outcome()
     try:
         with started(cell, system, rounds + 1, seed) as parties:
@@ -212,21 +232,21 @@ def _measure(parties: Parties, outcome: Outcome, rounds: int, seconds: float) ->
     for line in (line for of in lines for line in of):
         right = right_value(parties.job["work"], len(groups), line["round"])
         if line["value"] is None or abs(line["value"] - right) > TOLERANCE:
-            raise RuntimeError(f"round {line['round']} has the result {line['value']}, and {right} is right")
+            raise RuntimeError(f"round {line['round']} has the result {line['value']}, and {right} is correct")
 
 
 def right_value(work: str, parties: int, number: int) -> float:
-    """Return the right result of a round: the mean of what the clients send, or the model itself in a tree."""
+    """Return the correct result of a round: the mean of the clients' updates, or in a tree the model itself."""
     if work == STAR:
         return number + parties / 2
     return number + (parties + 1) / 2 if work == ALLREDUCE else number
 
 
-def seconds_of(work: str, lines: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
+def seconds_of(work: str, lines: Sequence[Sequence[PartyLine]]) -> list[float]:
     """Return the seconds of each round that all reporting parties have finished.
 
-    A star's round lasts from the server's begin to its end; an all-reduce from the last party's begin to the last
-    party's end; a tree from the root's begin to the last party's end. All parties share the kernel's monotonic clock.
+    A round of a star lasts from the server's begin to its end, an all-reduce from the last party's begin to the last
+    party's end, and a tree from the root's begin to the last party's end. All parties read the same monotonic clock.
     """
     if work == STAR:
         return [line["end"] - line["begin"] for line in lines[0]]
@@ -237,6 +257,6 @@ def seconds_of(work: str, lines: Sequence[Sequence[dict[str, Any]]]) -> list[flo
 
 
 def limit(cell: Cell, rounds: int) -> float:
-    """Return how many seconds a cell's rounds may take: 60 times the path's bound each, and a minute beyond that."""
+    """Return how many seconds a cell's rounds may take: 60 times the path's bound for each, plus a minute."""
     least = bound(PATHS[cell.path], cell.work, cell.parties, cell.size) or 1.0
     return min(900.0, 60.0 * (1 + (rounds + 1) * least))

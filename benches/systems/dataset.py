@@ -16,16 +16,16 @@ from benches.systems.cell import Cell, Outcome
 from benches.systems.paths import PATHS, bound
 
 FILE: Final = Path(__file__).parent / "results" / "table.jsonl"
-#: On a quiet machine, all other programs together use at most this share of one core.
+#: A machine counts as quiet if all other programs together use at most this share of one core.
 QUIET: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run: the cell, its turn, when it began, the load average then, what ran, and what came of it.
+    """One run: the cell, its turn, when it began, the load average then, the version that ran, and the result.
 
     ``others``: how many cores other programs used in the second before the run. The load average cannot tell that,
-    since it has the systems in it that were measured just before.
+    because it includes the systems that were measured just before.
     """
 
     cell: Cell
@@ -43,7 +43,7 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """Whether other programs were at work. If nobody looked, they were."""
+        """Whether the machine was busy with other programs. It counts as busy if that was not measured."""
         return self.others is None or self.others > QUIET or self.nice > 0
 
 
@@ -53,13 +53,13 @@ def line_of(text: str) -> Line:
 
 
 def read(path: Path = FILE) -> list[Line]:
-    """Return the lines of a data set. The last line is left out if a cut run has written only a part of it."""
+    """Return the lines of a data set, without a last line that is incomplete because its run was interrupted."""
     text = path.read_text() if path.exists() else ""
     return [line_of(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def append(path: Path, line: Line) -> None:
-    """Add a run to a data set, and have it on the disk before returning."""
+    """Add a run to a data set. It is on the disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = "".join(part for part in path.read_text().splitlines(keepends=True) if part.endswith("\n")) if (
         path.exists()
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def seconds(self) -> Spread | None:
-        """The seconds of all rounds that count, or None if there is none."""
+        """The seconds of all rounds that count, or None if no round does."""
         values = [value for line in self.lines for value in line.outcome.seconds]
         return Spread.of(values) if values else None
 
@@ -107,12 +107,12 @@ class Row:
         return any(line.busy for line in self.lines)
 
     def mean(self, name: str) -> float | None:
-        """Return the mean over the runs of a number of the outcome."""
+        """Return the mean over the runs of the outcome's number ``name``."""
         values = [value for line in self.lines if (value := getattr(line.outcome, name)) is not None]
         return sum(values) / len(values) if values else None
 
     def peak(self, *, server: bool) -> int | None:
-        """Return the peak memory of the server, or the greatest of the clients."""
+        """Return the peak memory of the server, or the largest one of the clients."""
         peaks = [
             value
             for line in self.lines

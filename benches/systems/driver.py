@@ -1,4 +1,4 @@
-"""Measures the cells of the table, the systems by turns, and appends each run to the data set."""
+"""Measures the cells of the table, the systems by turns. Each run becomes a line of the data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cells(
     paths: Sequence[str],
     events: Sequence[str | None] = (None,),
 ) -> Iterator[Cell]:
-    """Yield the cells of a matrix. Cells that are compared with each other follow each other."""
+    """Yield the cells of a matrix. Cells that are compared with each other are neighbours."""
     for work, count, size, path, event in product(works, clients, sizes, paths, events):
         for name in systems:
             system = SYSTEMS[name]
@@ -36,7 +36,7 @@ def cells(
 
 
 def version_of(system: System) -> tuple[str, bool]:
-    """Return what ran, and whether it is a build for debugging, whose times say nothing."""
+    """Return the version that runs, and whether it is a debug build, whose times mean little."""
     if system.environment is None:
         info = wire.plain(_core.build_info())
         return f"thalweg {info['version']} at {info['commit']}", bool(info["debug"])
@@ -48,7 +48,7 @@ def version_of(system: System) -> tuple[str, bool]:
 def run(chosen: Sequence[Cell], *, turns: int, rounds: int, path: Path, resume: bool) -> list[Line]:
     """Measure each cell in ``turns`` turns of ``rounds`` rounds, and return the new lines.
 
-    With ``resume`` a cell and turn that the data set has is not measured again.
+    With ``resume``, turns of cells that the data set already has are left out.
     """
     have = {(line.cell, line.turn) for line in read(path)} if resume else set()
     facts = machine.facts()
@@ -78,13 +78,13 @@ def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     text = f"{Spread.of(outcome.seconds).text(1, 3)} s" if outcome.seconds else ""
     note(f"turn {turn}: {cell.key}: {text} {outcome.failure or ''} {outcome.event or ''}")
     version, debug = version_of(system)
-    # Somebody else may have lowered the priority meanwhile, so it is read after the run.
+    # Read after the run, because somebody may lower the priority while it runs.
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     return Line(cell, turn, began, load, dict(here), version, debug, outcome, nice, congestion(cell), others)
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """Return how many cores the programs of this machine use at present, as a mean over ``seconds``."""
+    """Return how many cores the programs of this machine use: the mean over the next ``seconds``."""
     before = _used_ticks()
     begin = time.monotonic()
     time.sleep(seconds)
@@ -92,7 +92,7 @@ def busy_cores(seconds: float = 1.0) -> float:
 
 
 def _used_ticks() -> int:
-    """Return the ticks of CPU time that all cores have spent on work, for the kernel too (proc_stat(5))."""
+    """Return the clock ticks that all cores have spent working, the kernel's work included (proc_stat(5))."""
     user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(
         int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     )
@@ -100,9 +100,9 @@ def _used_ticks() -> int:
 
 
 def congestion(cell: Cell) -> str:
-    """Return TCP's congestion control: what paths.py asks for on emulated paths, on loopback the machine's default.
+    """Return TCP's congestion control: the one of paths.py on emulated paths, the machine's default on loopback.
 
-    The lab sets it on routes where the machine lets no namespace choose it, and loopback has no such route.
+    If the machine does not let a namespace choose it, the lab sets it on the routes, and loopback has no route.
     """
     if PATHS[cell.path].emulated:
         return SYSCTLS["net.ipv4.tcp_congestion_control"]

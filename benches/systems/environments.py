@@ -16,7 +16,7 @@ from benches.common import FOLDER, note
 
 LOCKS: Final = FOLDER / "requirements" / "systems"
 PLACE: Final = FOLDER / ".systems"
-#: Written last, with the digest of the lock file, so that a half-made environment is made again.
+#: The file with the digest of the lock file. It is written last, so that an incomplete environment is made again.
 MARK: Final = "lock.sha256"
 
 
@@ -26,22 +26,22 @@ def names() -> list[str]:
 
 
 def python(name: str) -> Path:
-    """Return the interpreter of an environment, whether it exists or not."""
+    """Return the path of an environment's interpreter, even if the environment does not exist."""
     return PLACE / name / "bin" / "python"
 
 
 def missing(name: str) -> str | None:
-    """Return why an environment cannot be used, or None if it agrees with its lock file."""
+    """Return why an environment cannot be used; None if it was made from the present lock file."""
     mark = PLACE / name / MARK
     if not mark.exists():
         return f"its environment is missing: python -m benches systems --install {name}"
     if mark.read_text() != _digest(name):
-        return f"its environment is not that of its lock file: python -m benches systems --install {name}"
+        return f"its environment is older than its lock file: python -m benches systems --install {name}"
     return None
 
 
 def install(name: str) -> str | None:
-    """Make an environment, unless it agrees with its lock file already. Return the reason if that fails."""
+    """Make an environment, unless it was already made from the present lock file. Return the reason if that fails."""
     if missing(name) is None:
         return None
     note(f"environment {name}")

@@ -1,24 +1,36 @@
-"""What a system does when a client is killed in the middle of a round, and when a client's link is away for 20 s."""
+"""Measures how a system bears a fault: a client is killed in the middle of a round, or its link is down for 20 s."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from benches.systems.cell import LOOK, TOLERANCE, Cell, Outcome, Parties, limit, reported, right_value, started
+from benches.systems.cell import (
+    CHECK_SECONDS,
+    TOLERANCE,
+    Cell,
+    Event,
+    Outcome,
+    Parties,
+    limit,
+    reported,
+    right_value,
+    started,
+)
 from benches.systems.registry import System
 
-#: Seconds for which a link is away, and for which the parties are watched after the event.
+#: Seconds for which a link is down.
 AWAY: Final = 20.0
+#: Seconds for which the parties are watched after the fault.
 WATCH: Final = 60.0
 KILL: Final = "kill"
 
 
 def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) -> Outcome:
-    """Run a cell until its second round has ended. In the middle of the third, let the event happen, and watch.
+    """Run a cell until its second round has ended. In the middle of the third, cause the fault and watch the parties.
 
-    A system that can end a round without all clients is configured to do so, as its documentation says. The parties are
+    For a kill, a script that reads the option ``enough`` may end the round without the killed client. The parties are
     watched for ``watch`` seconds.
     """
     more = {"enough": cell.clients - 1} if cell.event == KILL else {}
@@ -40,32 +52,35 @@ def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) 
 
 
 def _sleep(parties: Parties, seconds: float) -> None:
+    """Sleep, and sample the parties' memory meanwhile."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         parties.sample()
-        time.sleep(min(LOOK, max(0.0, until - time.monotonic())))
+        time.sleep(min(CHECK_SECONDS, max(0.0, until - time.monotonic())))
 
 
-def _kill(parties: Parties, cell: Cell, watch: float) -> dict[str, Any]:
+def _kill(parties: Parties, cell: Cell, watch: float) -> Event:
     parties.groups[-1].kill()
     return _watched(parties, cell, watch, dead=cell.clients)
 
 
-def _away(parties: Parties, cell: Cell, watch: float) -> dict[str, Any]:
-    parties.net.away(1, away=True)
+def _away(parties: Parties, cell: Cell, watch: float) -> Event:
+    parties.net.set_link(1, down=True)
     _sleep(parties, AWAY)
-    parties.net.away(1, away=False)
+    parties.net.set_link(1, down=False)
     return _watched(parties, cell, watch, dead=None)
 
 
-def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> dict[str, Any]:
-    """Return the result of the third round: ``went on``, ``ended`` (a party failed), ``wrong``, or ``hung``.
+def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> Event:
+    """Return what became of the third round.
 
-    ``seconds`` are those of the round, or those since the event.
+    It ``went on`` to a correct result, or to a ``wrong`` one, and ``seconds`` are those of the round. Or a party failed
+    (``ended``), or nothing happened (``hung``), and ``seconds`` are those since the fault. ``dead`` is the index of the
+    killed party.
     """
     begin = time.monotonic()
     while len(parties.lines(0)) < 3:
-        _sleep(parties, LOOK)
+        _sleep(parties, CHECK_SECONDS)
         failed = [
             f"party {index} ended with {process.returncode}: {parties.log(index)}"
             for index, process in enumerate(parties.processes)

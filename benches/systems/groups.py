@@ -1,4 +1,4 @@
-"""A control group for each party: its CPU time and memory, with those of all processes that it starts."""
+"""A control group for each party. It counts the CPU time and the memory of all processes that the party starts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-#: Where the controllers are mounted: version 1 has a folder for each, version 2 one for all.
+#: Where control groups are mounted. Version 1 has a folder for each controller here, version 2 one folder for all.
 ROOT: Final = Path("/sys/fs/cgroup")
-END: Final = 20.0
+END_SECONDS: Final = 20.0
 _NUMBERS: Final = count()
 
 
 class Group:
-    """One party's control group. It is removed, and its processes are ended, by ``close``."""
+    """One party's control group. ``close`` ends its processes and removes it."""
 
     def __init__(self, name: str) -> None:
         old = (ROOT / "memory").is_dir()
         self._old = old
-        # A number of its own, as the kernel may keep the folder of an ended group for a while.
+        # The number makes the label unique: the kernel may keep the folder of an ended group for a while.
         label = f"benches-{os.getpid()}-{next(_NUMBERS)}-{name}"
         self._cpu, self._memory = (ROOT / "cpuacct" / label, ROOT / "memory" / label) if old else (ROOT / label,) * 2
         self.peak = 0
@@ -40,7 +40,7 @@ class Group:
         return _table(self._cpu / "cpu.stat")["usage_usec"] / 1e6
 
     def sample(self) -> int:
-        """Read the memory that the party has allocated, keep the greatest value, and return the present one.
+        """Return the memory that the party has allocated, and keep the largest value in ``peak``.
 
         Pages of files, such as the code of libraries, do not count: the kernel charges them to their first reader.
         """
@@ -56,13 +56,13 @@ class Group:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        until = time.monotonic() + END
+        until = time.monotonic() + END_SECONDS
         while self._members() and time.monotonic() < until:
             self.kill()
             time.sleep(0.02)
         for folder in {self._cpu, self._memory}:
             while folder.exists() and time.monotonic() < until:
-                # It fails until the kernel has ended the last process.
+                # This fails until the kernel has ended the last process.
                 with suppress(OSError):
                     folder.rmdir()
                 time.sleep(0.02)

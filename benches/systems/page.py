@@ -1,6 +1,6 @@
-"""Tables of docs/explanation/beside-others.md, and the README's rows, made from the data set alone.
+"""Makes the tables of docs/explanation/beside-others.md, and the README's rows, from the data set alone.
 
-scripts/docs_tables.py calls these functions, so scripts/check_docs.py says if a document differs from the data set.
+scripts/docs_tables.py calls these functions, and scripts/check_docs.py finds documents that differ from the data set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from benches.common import MIB
 from benches.systems.dataset import FILE, QUIET, Line, Row, read, rows
@@ -18,11 +18,11 @@ from benches.systems.paths import PATHS
 from benches.systems.registry import SYSTEMS, System
 from thalweg.sections import toml
 
-#: Why thalweg is not first in a cell, written by hand after looking.
+#: Why thalweg is not first in a cell, written by hand.
 CAUSES: Final = Path(__file__).parent / "causes.toml"
-#: Thalweg's default transport between machines, for each work.
+#: For each kind of work, thalweg's row with its default transport between machines, tcp.
 DEFAULTS: Final = ("thalweg tcp", "thalweg graph", "thalweg tasks")
-#: Thalweg counts as first if it takes at most this much longer than the fastest.
+#: Thalweg counts as first if its time is at most this factor times that of the fastest.
 NEAR: Final = 1.05
 WORDS: Final = {
     "star": "A server and {clients} clients: the model down, updates up, their mean",
@@ -33,7 +33,17 @@ HEAD: Final = (
     "system", "seconds: median (least to most)", "rounds", "of the bound", "wire / least", "memory: server, client",
     "CPU s a round",
 )  # fmt: skip
+# Rows that are compared with each other: work, clients, size and path.
 Group = tuple[str, int, int, str]
+
+
+class Verdict(NamedTuple):
+    """Thalweg's fastest row in a group (None if it cannot do the work), the fastest row, and whether thalweg wins."""
+
+    group: Group
+    ours: Row | None
+    first: Row
+    wins: bool
 
 
 def group_of(row: Row) -> Group:
@@ -41,7 +51,7 @@ def group_of(row: Row) -> Group:
 
 
 def groups(lines: Iterable[Line]) -> list[tuple[Group, list[Row]]]:
-    """Return the rows that are compared with each other, without those of events."""
+    """Return the groups of rows that are compared with each other, without rows of faults."""
     order = {name: place for place, name in enumerate(PATHS)}
     works = {name: place for place, name in enumerate(WORDS)}
     key = lambda row: (works[row.cell.work], row.cell.clients, row.cell.size, order[row.cell.path])  # noqa: E731
@@ -103,7 +113,7 @@ def _short(failures: Sequence[str]) -> str:
 
 
 def _missing(work: str, measured: set[str], path: str) -> str:
-    """Return which systems are not in a table, and why."""
+    """Return in words which systems are missing in a table, and why."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for system in SYSTEMS.values():
         if system.name not in measured:
@@ -121,10 +131,10 @@ def _why(system: System, work: str, path: str) -> str:
     return "not measured yet"
 
 
-def verdicts(lines: Iterable[Line]) -> list[tuple[Group, Row | None, Row, bool]]:
-    """Return for each cell thalweg's fastest row, the fastest row, and whether thalweg is first or within 5 %.
+def verdicts(lines: Iterable[Line]) -> list[Verdict]:
+    """Return the verdict on each group in which a system other than thalweg was measured.
 
-    A cell counts if a system other than thalweg was measured in it, and thalweg can do the work.
+    Thalweg wins if it is the fastest, or if its time is at most ``NEAR`` times the fastest.
     """
     found = []
     for group, of in groups(lines):
@@ -134,8 +144,8 @@ def verdicts(lines: Iterable[Line]) -> list[tuple[Group, Row | None, Row, bool]]
         if not others:
             continue
         first = usable[0]
-        won = ours is not None and _median(ours) <= NEAR * _median(first)
-        found.append((group, ours, first, won))
+        wins = ours is not None and _median(ours) <= NEAR * _median(first)
+        found.append(Verdict(group, ours, first, wins))
     return found
 
 
@@ -147,22 +157,22 @@ def _median(row: Row) -> float:
 def verdict(path: Path = FILE) -> str:
     """Return the share of cells that thalweg wins, a table of all cells, and the causes of its losses."""
     found = verdicts(read(path))
-    won = sum(one[3] for one in found)
+    won = sum(one.wins for one in found)
     causes = toml.loads(CAUSES.read_text(), str(CAUSES)) if CAUSES.exists() else {}
     head = ("work", "size", "path", "thalweg's fastest", "fastest of the others", "", "why it is not first")
     body = []
     lines = read(path)
     of_group = dict(groups(lines))
-    for group, ours, first, good in found:
+    for group, ours, first, wins in found:
         work, clients, size, name = group
         other = next(row for row in _sorted(of_group[group]) if row.usable and not SYSTEMS[row.cell.system].ours)
-        cause = "" if good else causes.get(f"{work}-{clients}-{size // MIB}-{name}", "not looked into yet")
-        place = "**behind**" if not good else "first" if ours is first else "within 5 %"
+        cause = "" if wins else causes.get(f"{work}-{clients}-{size // MIB}-{name}", "not looked into yet")
+        place = "**behind**" if not wins else "first" if ours is first else "within 5 %"
         mine = "it does not do this work" if ours is None else _brief(ours)
         body.append([f"{work}, {clients}", f"{size // MIB} MiB", name, mine, _brief(other), place, str(cause)])
     if not found:
         return "Nothing is measured yet."
-    default = sum(_default_wins(of_group[group]) for group, *_ in found)
+    default = sum(_default_wins(of_group[one.group]) for one in found)
     share = (
         "thalweg by its fastest transport is first or within 5 % in "
         f"{won} of {len(found)} cells ({won / len(found):.0%}). "
@@ -172,7 +182,7 @@ def verdict(path: Path = FILE) -> str:
 
 
 def _default_wins(of: Sequence[Row]) -> bool:
-    """Whether thalweg's default is within 5 % of the fastest of the others."""
+    """Return whether thalweg's default takes at most 5 % longer than the fastest of the others."""
     usable = [row for row in of if row.usable]
     mine = [_median(row) for row in usable if row.cell.system in DEFAULTS]
     return bool(mine) and min(mine) <= NEAR * min(_median(row) for row in usable if not SYSTEMS[row.cell.system].ours)
@@ -183,7 +193,7 @@ def _brief(row: Row) -> str:
 
 
 def events(path: Path = FILE) -> str:
-    """Return the table of what faults do."""
+    """Return the table of what became of a round after a fault."""
     head = ("system", "a client is killed in the middle of a round", "a client's link is away for 20 s")
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows(read(path)):
@@ -201,10 +211,10 @@ def _event(line: Line) -> str:
         return f"failed before: {_short([line.outcome.failure or ''])}"
     seconds = number(event["seconds"])
     return {
-        "went on": f"the round ended after {seconds} s with a right mean",
+        "went on": f"the round ended after {seconds} s with a correct mean",
         "wrong": f"the round ended after {seconds} s with a wrong mean",
-        "hung": f"nothing for {seconds} s",
-        "ended": f"a party ended {seconds} s later: {_short([event.get('words', '')])}",
+        "hung": f"nothing happened within {seconds} s",
+        "ended": f"a party failed {seconds} s later: {_short([event.get('words', '')])}",
     }[event["result"]]
 
 
@@ -226,7 +236,7 @@ def conditions(path: Path = FILE) -> str:
     when = f"from {min(line.time for line in lines)} to {max(line.time for line in lines)} UTC"
     others = [line.others for line in lines if line.others is not None]
     quiet = [
-        f"A † marks rows with runs before which they used more than {QUIET} of a core, or nobody looked: {busy} runs."
+        f"† marks rows with runs on a busy machine ({busy} runs): others used over {QUIET} of a core, or it is unknown."
     ]
     if others:
         usual, most = median(others), max(others)
@@ -247,7 +257,7 @@ def conditions(path: Path = FILE) -> str:
 
 
 def summary(path: Path = FILE) -> str:
-    """Return the README's lines: one for each path of the small star, thalweg beside the fastest other and Flower."""
+    """Return the README's table: for each path of the small star, thalweg beside the fastest other and Flower."""
     head = ("path", "thalweg's fastest", "fastest of the others", "Flower")
     body = []
     for (work, clients, size, name), of in groups(read(path)):

@@ -1,4 +1,4 @@
-"""The paths between the parties: their shape in the lab, and the least time in which they can carry a round."""
+"""The paths between the parties: how the lab emulates them, and the minimum time of a round over each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from thalweg import _core
 from thalweg.network.bound import DATA_SHARE
 
-#: Kernel settings of each host: Linux's default congestion control, and buffers that fill each path here.
+#: Kernel settings of each host: Linux's default congestion control, and buffers that are large enough for each path.
 SYSCTLS: Final = {
     "net.ipv4.tcp_congestion_control": "cubic",
     "net.ipv4.tcp_rmem": "4096 131072 33554432",
@@ -57,11 +57,11 @@ PATHS: Final = {
 
 
 def bound(path: NetworkPath, work: str, parties: int, size: int) -> float | None:
-    """Return the least seconds of a round, or None where the path has no limit.
+    """Return the minimum seconds of a round, or None if the path has no limit.
 
     ``star``: each client has a link of its own, which carries the model down and then the update up. ``allreduce``:
     each party's link carries 2 (n-1)/n of the vector in each direction, in at least two steps (Patarasuk and Yuan,
-    2009). ``tree``: the root's link carries the model once. Bytes are counted in full TCP segments; loss is not.
+    2009). ``tree``: the root's link carries the model once. Headers of full TCP segments count; loss does not.
     """
     if path.rate is None:
         return None
@@ -92,15 +92,15 @@ class Network:
         return "eth0" if self._path.emulated else "lo"
 
     def wire_bytes(self, pid: int) -> int:
-        """Return the bytes of IP packets that all parties have sent. ``pid`` is a process in the host of loopback."""
+        """Return the bytes of IP packets that all parties have sent. On loopback ``pid`` is a process of the host."""
         if not self._path.emulated:
             return loopback_bytes(pid)
         links = json.loads(self._core.status())["links"]
         return sum(link["bytes_in"] for link in links if link["source"] != "switch")
 
-    def away(self, index: int, *, away: bool) -> None:
-        """Take the link of a party down, or bring it back."""
-        self._core.set(self.names[index], None, json.dumps({**self._path.shape(self._hops), "down": away}))
+    def set_link(self, index: int, *, down: bool) -> None:
+        """Take the link of a party down, or bring it up again."""
+        self._core.set(self.names[index], None, json.dumps({**self._path.shape(self._hops), "down": down}))
 
 
 def loopback_bytes(pid: int) -> int:
@@ -112,7 +112,7 @@ def loopback_bytes(pid: int) -> int:
 
 @contextmanager
 def network(path: NetworkPath, work: str, clients: int, seed: int) -> Iterator[Network]:
-    """Make the network of a job: a star around the server, or around a switch where clients talk to each other."""
+    """Make the network of a job: a star around the server, or around a switch if clients talk to each other."""
     names = ["server", *(f"client-{number}" for number in range(1, clients + 1))]
     spec: dict[str, Any] = {"seed": seed, "hosts": [{"name": name, "sysctls": SYSCTLS} for name in names], "links": []}
     hops = 1

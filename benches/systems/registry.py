@@ -1,4 +1,4 @@
-"""The systems of the table: where each script is, its environment, what it can do, and how it is driven."""
+"""The systems of the table: the script of each, its environment, the work that it can do, and its options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ STAR, ALLREDUCE, TREE = "star", "allreduce", "tree"
 
 @dataclass(frozen=True)
 class System:
-    """One line of the table.
+    """A system, as a row of the table.
 
-    ``environment`` is a lock file's name, or None for thalweg's own. ``works`` are the works that the system does.
-    ``lacks`` says of other works why not. ``unusable`` says why the system cannot run here at all.
+    ``environment`` is the name of its lock file; None for thalweg's own. ``package`` is the one whose version is shown.
+    ``works`` are the kinds of work that it can do, and ``lacks`` has the reasons why it cannot do others. ``unusable``
+    says why it cannot run here at all.
     """
 
     name: str
@@ -28,16 +29,16 @@ class System:
     works: tuple[str, ...] = (STAR,)
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
-    #: The paths that it works over; None for all.
+    #: The paths over which it is measured; None for all.
     paths: tuple[str, ...] | None = None
     unusable: str | None = None
-    #: The line in the table that this one is tuned from.
+    #: The row of which this one is a tuned variant.
     tuned: str | None = None
-    #: Seconds that the start and the rounds may take beyond the time of the path.
+    #: Seconds that the start and the rounds may take beyond the limit for the path.
     slack: float = 180.0
-    #: Maximum number of rounds of a turn that count, for a system whose rounds take more than ten seconds on any path.
+    #: Maximum number of rounds in a turn that count, for a system whose rounds take more than ten seconds.
     most_rounds: int | None = None
-    #: Variables of the environment of each party.
+    #: Environment variables of each party.
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -55,67 +56,47 @@ NO_PEERS: Final = {
 }
 NO_SERVER: Final = {STAR: "it has no server", TREE: "it has no server"}
 
-#: The library of Debian's package libmpich12; mpi4py looks for other names.
+#: The library of Debian's package libmpich12. mpi4py looks for it under another name, so its script links to it.
 MPICH: Final = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
 SHARDCAST: Final = "with our script no client had a version within two minutes; the cause is not found yet"
 ONE_WAY: Final = {STAR: "it sends one way", ALLREDUCE: "it sends one way"}
 
 
+# Kinds of work for which thalweg has another row.
 OTHERS: Final = {ALLREDUCE: "the graph does this", TREE: "tasks do this"}
+NOT_TASKS: Final = {STAR: "rounds do this", ALLREDUCE: "the graph does this"}
 
 
-def _thalweg(transport: str, **more: Any) -> System:
-    return System(f"thalweg {transport}", "thalweg", None, None, options={"transport": transport}, lacks=OTHERS, **more)
+def _rounds(transport: str, variant: str = "", options: Mapping[str, Any] | None = None, **more: Any) -> System:
+    """Return thalweg's rounds over a transport. ``variant`` with ``options`` is a tuned one."""
+    name = f"thalweg {transport}"
+    more |= {"tuned": name} if variant else {}
+    options = {"transport": transport, **(options or {})}
+    return System(f"{name}{variant}", "thalweg", None, None, options=options, lacks=OTHERS, **more)
+
+
+def _other(
+    name: str, script: str, work: str, lacks: Mapping[str, str], *, transport: str = "tcp", **more: Any
+) -> System:
+    """Return what thalweg has for another kind of work than rounds."""
+    return System(name, script, None, None, works=(work,), options={"transport": transport}, lacks=lacks, **more)
 
 
 SYSTEMS: Final = {
     system.name: system
     for system in (
-        _thalweg("tcp"),
-        # For the fault of a link that is away longer than the default of 10 s allows (job.liveness).
-        System(
-            "thalweg tcp, liveness 60 s",
-            "thalweg",
-            None,
-            None,
-            paths=("wan",),
-            tuned="thalweg tcp",
-            options={"transport": "tcp", "server": {"liveness": 60.0}},
-            lacks=OTHERS,
-        ),
-        _thalweg("grpc"),
-        _thalweg("quic"),
-        _thalweg("ltp"),
-        _thalweg("unifl"),
-        _thalweg("shm", paths=("loopback",)),
-        System(
-            "thalweg graph",
-            "thalweg_graph",
-            None,
-            None,
-            works=(ALLREDUCE,),
-            options={"transport": "tcp"},
-            lacks=NO_SERVER,
-        ),
-        System(
-            "thalweg tasks",
-            "thalweg_tasks",
-            None,
-            None,
-            works=(TREE,),
-            options={"transport": "tcp"},
-            lacks={STAR: "rounds do this", ALLREDUCE: "the graph does this"},
-        ),
-        System(
-            "thalweg tasks, relayed",
-            "thalweg_relay",
-            None,
-            None,
-            works=(TREE,),
-            options={"transport": "tcp"},
-            lacks={STAR: "rounds do this", ALLREDUCE: "the graph does this"},
-            tuned="thalweg tasks",
-        ),
+        _rounds("tcp"),
+        # For a link that is down for longer than the default of job.liveness allows, 10 s.
+        _rounds("tcp", ", liveness 60 s", {"server": {"liveness": 60.0}}, paths=("wan",)),
+        _rounds("grpc"),
+        _rounds("quic"),
+        _rounds("ltp"),
+        _rounds("unifl"),
+        _rounds("shm", paths=("loopback",)),
+        _other("thalweg graph", "thalweg_graph", ALLREDUCE, NO_SERVER),
+        _other("thalweg tasks", "thalweg_tasks", TREE, NOT_TASKS),
+        _other("thalweg tasks, relayed", "thalweg_relay", TREE, NOT_TASKS, tuned="thalweg tasks"),
+        _other("thalweg tasks, shm", "thalweg_tasks", TREE, NOT_TASKS, transport="shm", paths=("loopback",)),
         System("gRPC", "grpc", "grpc", "grpcio", lacks=NO_PEERS),
         System("gRPC, chunks", "grpc", "grpc", "grpcio", options={"chunk": MIB}, lacks=NO_PEERS, tuned="gRPC"),
         System("HTTP", "http", "http", "aiohttp", lacks=NO_PEERS),

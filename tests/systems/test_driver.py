@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benches.systems import driver, events
-from benches.systems.cell import Cell, measured, right_value, seconds_of
+from benches.systems.cell import Cell, PartyLine, measured, right_value, seconds_of
 from benches.systems.dataset import append, line_of, read, rows
 from benches.systems.events import with_event
 from benches.systems.paths import PATHS, bound
@@ -38,7 +38,7 @@ def test_rounds_bytes_memory_and_cpu_are_measured(path: str) -> None:
 @needs_root
 def test_a_wrong_mean_fails() -> None:
     outcome = measured(CELL, replace(RIGHT, options={"error": 0.5}), 1, 60.0)
-    assert outcome.failure == "round 1 has the result 3.0, and 2.5 is right"
+    assert outcome.failure == "round 1 has the result 3.0, and 2.5 is correct"
 
 
 @needs_root
@@ -95,10 +95,10 @@ def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_seconds_of_each_work() -> None:
-    lines = [
-        [{"begin": 0.0, "end": 3.0}, {"begin": 10.0, "end": 14.0}],
-        [{"begin": 1.0, "end": 4.0}, {"begin": 12.0, "end": 13.0}],
-    ]
+    def line(number: int, begin: float, end: float) -> PartyLine:
+        return {"round": number, "begin": begin, "end": end, "value": None}
+
+    lines = [[line(1, 0.0, 3.0), line(2, 10.0, 14.0)], [line(1, 1.0, 4.0), line(2, 12.0, 13.0)]]
     assert seconds_of("star", lines) == [3.0, 4.0]
     assert seconds_of("allreduce", lines) == [3.0, 2.0]
     assert seconds_of("tree", lines) == [4.0, 4.0]

@@ -76,7 +76,7 @@ def test_the_verdict_counts_ties_and_gives_causes(made: Path, tmp_path: Path, mo
 def test_conditions_name_other_programs_and_the_machine(made: Path) -> None:
     text = page.conditions(made)
     assert "other programs used 0.01 of a core (median), and 1.50 at most" in text
-    assert "more than 0.1 of a core, or nobody looked: 1 runs." in text
+    assert "(1 runs): others used over 0.1 of a core" in text
     assert "priority" not in text
     assert "a processor, 2 cores, 1 GiB, Linux" in text
 
@@ -88,7 +88,8 @@ def test_events_say_what_happened(tmp_path: Path) -> None:
         outcome = Outcome(event={"result": result, "seconds": 60.0})
         append(out, replace(one, cell=replace(one.cell, event=event), outcome=outcome))
     assert (
-        page.events(out).splitlines()[2] == "| HTTP | nothing for 60 s | the round ended after 60 s with a right mean |"
+        page.events(out).splitlines()[2]
+        == "| HTTP | nothing happened within 60 s | the round ended after 60 s with a correct mean |"
     )
 
 

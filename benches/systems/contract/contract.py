@@ -1,7 +1,7 @@
-"""What the script of each system shares with the driver. It needs NumPy and nothing else.
+"""The contract between the driver and the script of a system. This module needs only NumPy.
 
-The driver starts ``party.py JOB INDEX`` once for each party. Party 0 is the server (or the root of the tree); the
-others are clients 1 to n. JOB is a folder with ``job.json``. A party writes a line to ``INDEX.jsonl`` after each round.
+The driver starts ``party.py FOLDER INDEX`` once for each party. Party 0 is the server, or the root of a tree; the
+others are clients 1 to n. FOLDER has the file ``job.json``. A party writes a line to ``INDEX.jsonl`` after each round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Job:
     rounds: int
     addresses: tuple[str, ...]  # IPv4 of each party, the server's first
     device: str  # the network device of each party
-    options: Mapping[str, Any]  # what the registry gives this system, such as a tuned setting
+    options: Mapping[str, Any]  # the system's options in the registry, such as a tuned setting
     port: int = 7000
 
     @property
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def server(self) -> str:
-        """Return host and port of the server."""
+        """The server's host and port."""
         return f"{self.addresses[0]}:{self.port}"
 
     def model(self, number: int) -> np.ndarray:
@@ -52,10 +52,10 @@ class Job:
         (self.folder / f"{self.index}.ready").touch()
 
     def done(self, number: int, begin: float, end: float, result: np.ndarray) -> None:
-        """Report a round: when it began and ended by ``time.perf_counter()``, and its result, which is checked here.
+        """Report a round: when it began and ended, by ``time.perf_counter()``, and its result.
 
-        The first round is not counted. After it and after the last, the server waits until the driver has read the
-        counters of the network and of all parties.
+        The first round does not count. After the first and after the last round the server waits here until the driver
+        has read the counters of the network and of all parties.
         """
         value = float(result[0])
         same = all((result[at : at + BLOCK] == result[0]).all() for at in range(0, len(result), BLOCK))
@@ -69,7 +69,7 @@ class Job:
                     wait_for(self.folder / word)
 
     def barrier(self, number: int) -> None:
-        """Wait until all parties are about to begin a round. It uses files, so nothing crosses the network."""
+        """Wait until all parties are about to begin a round. Files do this, so nothing crosses the network."""
         (self.folder / f"{self.index}.barrier-{number}").touch()
         for index in range(self.parties):
             wait_for(self.folder / f"{index}.barrier-{number}", 0.001)
@@ -81,7 +81,7 @@ def train(array: np.ndarray, index: int) -> None:
 
 
 def wait_for(path: Path, pause: float = 0.005) -> None:
-    """Wait until a file exists, and look for it every ``pause`` seconds."""
+    """Wait until a file exists. Check every ``pause`` seconds."""
     while not path.exists():
         time.sleep(pause)
 

@@ -1,7 +1,7 @@
 """Flower: a SuperLink and ``flwr run`` at the server, a SuperNode at each client, as its documentation deploys them.
 
-docs: flower.ai/docs/framework, "Run Flower with the Deployment Engine". The app in the folder ``app`` uses the strategy
-FedAvg and the message API.
+Documentation: flower.ai/docs/framework, "Run Flower with the Deployment Engine". The app in the folder ``app`` uses the
+strategy FedAvg and the message API.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plain gloo by torch.distributed: broadcast and reduce with the server as root, or all-reduce, or broadcast.
+"""Plain gloo through torch.distributed. A star is a broadcast and a reduce with the server as root.
 
-docs: docs.pytorch.org, "Distributed communication package": gloo is its back end for CPU tensors, and
+Documentation: docs.pytorch.org, "Distributed communication package". gloo is its back end for CPU tensors, and
 ``GLOO_SOCKET_IFNAME`` names the network device.
 """
 
@@ -33,7 +33,7 @@ def star(job: Job) -> None:
 
 
 def allreduce(job: Job) -> None:
-    """Take the mean of all parties' vectors at each party."""
+    """Compute the mean of all parties' vectors at each party."""
     for number in range(1, job.rounds + 1):
         vector = job.model(number)
         train(vector, job.index + 1)
@@ -46,7 +46,7 @@ def allreduce(job: Job) -> None:
 
 
 def tree(job: Job) -> None:
-    """Send the model from the root to all; gloo's broadcast is a tree."""
+    """Broadcast the model from the root. gloo sends it along a tree."""
     model = torch.empty(job.size // 4)
     for number in range(1, job.rounds + 1):
         if job.index == 0:

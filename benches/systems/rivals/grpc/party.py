@@ -1,6 +1,6 @@
-"""Plain gRPC: two unary calls with the model's bytes. The server adds up each update when it has arrived.
+"""Plain gRPC: a unary call that fetches the model, and one that submits the update. The server adds up the updates.
 
-docs: grpc.io, Python, "generic handlers"; the limit of a message is set to none, as its documentation says for large
+Documentation: grpc.io, Python, "generic handlers". The size of a message has no limit, as it advises for large
 messages. With the option ``chunk`` the bytes are streamed in messages of that size instead.
 """
 
@@ -31,7 +31,7 @@ def joined(messages, size: int) -> np.ndarray:
 
 
 class Server:
-    """The state of the round that goes on. Calls wait in threads of gRPC's pool."""
+    """The state of the current round. Calls wait in threads of gRPC's pool."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.chunk = job, job.options.get("chunk")

@@ -1,7 +1,7 @@
-"""hivemind: all-reduce by DecentralizedAverager; party 0's DHT is the first peer of the others.
+"""hivemind: an all-reduce by DecentralizedAverager. The others join the DHT through party 0.
 
-docs: learning-at-home.readthedocs.io, "hivemind.averaging". A step first finds its group, for at least
-``min_matchmaking_time``; the option sets it.
+Documentation: learning-at-home.readthedocs.io, "hivemind.averaging". A step first looks for its group, for at least
+``min_matchmaking_time``, which the option ``averager`` can set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contract import Job, job, train, wait_for
 
 
 def join(job: Job) -> hivemind.DHT:
-    """Start a DHT node. The first one writes its address, which the others dial."""
+    """Start a DHT node. Party 0 writes its address to a file, and the others connect to it."""
     mine = f"/ip4/{job.addresses[job.index]}/tcp/{job.port + job.index}"
     if job.index:
         wait_for(job.folder / "peer")

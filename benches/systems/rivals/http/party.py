@@ -1,6 +1,6 @@
-"""Plain HTTP by aiohttp: a client gets the model and posts its update, each as one body.
+"""Plain HTTP with aiohttp: a client gets the model and posts its update, each as one body.
 
-docs: docs.aiohttp.org; ``client_max_size`` is 0, which is no limit. A session keeps one connection open.
+Documentation: docs.aiohttp.org. A ``client_max_size`` of 0 means no limit. A session keeps its connection open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contract import Job, job, train
 
 
 class Server:
-    """The state of the round that goes on."""
+    """The state of the current round."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.number, self.arrived = job, 0, 0

@@ -1,7 +1,8 @@
-"""MPI by mpi4py and Debian's MPICH: broadcast and reduce, or all-reduce, or broadcast, of buffers.
+"""MPI with mpi4py and Debian's MPICH. A star is a broadcast and a reduce with the server as root.
 
-docs: mpi4py.readthedocs.io (methods with a capital letter move buffers), and MPICH's wiki on Hydra. ``mpiexec`` would
-start the ranks by ssh. With its launcher ``manual`` it prints the command of each host instead, which each party runs.
+Documentation: mpi4py.readthedocs.io (methods with a capital letter move buffers), and MPICH's wiki on Hydra. Usually
+``mpiexec`` starts the ranks by ssh. With its launcher ``manual`` it prints a command for each host, which the party
+there runs.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from contract import Job, job, train, wait_for
 
 
 def launch(job: Job) -> None:
-    """Start mpiexec at the server, and the proxy of each party's ranks in its own host."""
-    # mpi4py's wheel asks for the library by its common name, which Debian's package lacks.
+    """At the server start mpiexec. At each party start the proxy, which starts that party's ranks."""
+    # mpi4py's wheel looks for the library under its usual name, which Debian's package does not have.
     names = job.folder / f"libraries-{job.index}"
     names.mkdir()
     (names / "libmpi.so.12").symlink_to(job.options["library"])
     os.environ["LD_LIBRARY_PATH"] = str(names)
     if job.device != "lo":
-        # MPICH would find that all hosts are of one machine, and go through shared memory around the network.
+        # Otherwise MPICH would see that all hosts are on one machine, and use shared memory instead of the network.
         os.environ |= {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": job.device}
     if job.index == 0:
         hosts = job.folder / "hosts"
-        # On loopback all ranks are of one host, as MPICH counts hosts by their addresses.
+        # MPICH tells hosts apart by their addresses, so on loopback all ranks are on one host.
         counts = {host: job.addresses.count(host) for host in job.addresses}
         hosts.write_text("".join(f"{host}:{count}\n" for host, count in counts.items()))
         command = ["mpiexec", "-launcher", "manual", "-iface", job.device, "-f", str(hosts), "-n", str(job.parties)]

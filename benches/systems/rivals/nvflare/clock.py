@@ -1,4 +1,4 @@
-"""A component of the server that notes when a round begins, and when its mean is there."""
+"""A component of NVFlare's server that reports when a round begins, and when its mean is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nvflare.app_common.app_event_type import AppEventType
 
 
 class Clock(FLComponent):
-    """Reports each round of FedAvg, which goes on from the mean of the round before."""
+    """Reports each round of FedAvg. A round begins with the mean of the round before."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -29,5 +29,5 @@ class Clock(FLComponent):
             job = Job(folder=Path(self.folder), index=0, **table)
             number = fl_ctx.get_prop(AppConstants.CURRENT_ROUND) + 1
             (mean,) = fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT).params.values()
-            # The contract begins each round with the round's number.
+            # In the contract each round begins with a model of the round's number, so the difference is subtracted.
             job.done(number, self.begin, end, mean - (number - 1) * ((job.clients + 1) / 2 - 1))

@@ -1,7 +1,7 @@
-"""NVFlare: a provisioned project with a server and sites, and the recipe of FedAvg for NumPy, submitted by its API.
+"""NVFlare: a provisioned project with a server and sites. It runs the recipe of FedAvg for NumPy arrays.
 
-docs: nvflare.readthedocs.io, "Provisioning" and "FLARE Job Recipe". Links have mutual TLS, which is what provisioning
-sets up. The packages ("startup kits") are made at the server, into a folder that all parties can read.
+Documentation: nvflare.readthedocs.io, "Provisioning" and "FLARE Job Recipe". Provisioning sets up mutual TLS for the
+links. The server makes the parties' configurations ("startup kits") in a folder that all parties can read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def program(job: Job, side: str, name: str) -> list[str]:
 
 
 def submit(job: Job) -> None:
-    """Submit the job by the administrator's kit, and wait for its end."""
+    """Submit the job with the administrator's startup kit, and wait for its end."""
     from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
     from nvflare.recipe.prod_env import ProdEnv
 

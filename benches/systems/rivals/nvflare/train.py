@@ -1,4 +1,4 @@
-"""What each site runs: it adds its number to the model, and sends it back."""
+"""The training script of each site: it adds the site's number to the model, and sends the model back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An S3-compatible store at the server's host: the model is an object, and each update is one. Parties poll by ``get``.
+"""An S3-compatible store at the server's host: the model is an object, and each update is one. Parties poll the store.
 
-docs: boto3 ("upload_fileobj" and "download_fileobj" split large objects by themselves); the store is moto's server,
-which its makers offer for tests. A store has no notice of new objects, so a party asks again after 10 ms.
+Documentation: boto3 ("upload_fileobj" and "download_fileobj" split large objects by themselves). The store is moto's
+server, which is made for tests. A store does not notify anybody of new objects, so a party asks every 10 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def put(client, key: str, array: np.ndarray) -> None:
 
 
 def get(client, key: str) -> np.ndarray:
-    """Wait until an object is there, and return it."""
+    """Wait until an object exists, and return its values."""
     while True:
         into = io.BytesIO()
         try:

@@ -1,7 +1,8 @@
 """shardcast: party 0 is the origin, parties 1 and 2 are middle nodes, and all others are clients of these two.
 
-docs: its README. Middle nodes look for new versions every ``check_interval`` seconds, 30 by default; the option sets
-it. A client looks again after 10 ms. The model is a file, and the environment sets the size of a shard.
+Documentation: its README. Middle nodes look for new versions every ``check_interval`` seconds, 30 by default; the
+option ``interval`` sets it. A client looks again after 10 ms. The model is a file, and an environment variable sets
+the size of a shard.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MIDDLE = (1, 2)
 
 
 def serving(mine: Path) -> Path:
-    """Return the folder of a node that serves; shardcast's clients first measure the node by a file of this name."""
+    """Return the folder that a node serves. It has the file that clients download first, to measure the node's rate."""
     folder = mine / "served"
     folder.mkdir()
     (folder / "data1.bin").write_bytes(bytes(1 << 20))
@@ -27,11 +28,11 @@ def serving(mine: Path) -> Path:
 
 
 def attempt(make):
-    """Try until the node above is there. All clients of one machine also share one temporary file."""
+    """Try until ``make`` succeeds. It fails while the node above is missing, or while another client uses its file."""
     while True:
         try:
             return make()
-        except Exception:  # noqa: BLE001, PERF203 - it raises a plain Exception
+        except Exception:  # noqa: BLE001, PERF203 - shardcast raises a plain Exception
             time.sleep(0.1)
 
 
@@ -61,7 +62,7 @@ def receive(job: Job, mine: Path, servers: list[str]) -> None:
             try:
                 if f"v{number}" in client.list_available_versions():
                     path = client.download_version(f"v{number}")
-            except ValueError:  # its estimate of all servers has become zero
+            except ValueError:  # raised when its estimates of all servers' rates have become zero
                 client = make()
             time.sleep(0.01)
         model = np.fromfile(path, np.float32)

@@ -1,7 +1,7 @@
-"""thalweg: rounds of a server, by the transport that the option ``transport`` names.
+"""thalweg: rounds with a server, over the transport that the option ``transport`` names.
 
-The emulated network is private to this machine, so links are not encrypted, as in ``thalweg run --network``, except for
-transports that always encrypt. The other systems run without encryption too.
+The emulated network is private to this machine, so links are not encrypted, as in ``thalweg run --network``. Only
+transports that always encrypt do so here too. Most other systems run without encryption.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOKEN = "benchmark"  # noqa: S105 - no secret
 
 
 def url(job: Job) -> str:
-    """Return the server's URL; shm's port is part of a name in the kernel."""
+    """Return the server's URL. With shm the host is always localhost, and the port is part of a socket's name."""
     scheme = job.options["transport"]
     return f"{scheme}://{f'localhost:{job.port}' if scheme == 'shm' else job.server}"
 

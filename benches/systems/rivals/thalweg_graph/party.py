@@ -1,4 +1,4 @@
-"""thalweg without a server: the parties of a full graph average their models, each one segment of them."""
+"""thalweg without a server: the parties are nodes of a full graph, each of which averages one segment of all models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg import _core
 
 LIMIT = 600.0
 TOKEN = "benchmark"  # noqa: S105 - no secret
-# The default of thalweg.Node and of job.exchange: a full graph averages by segments where that saves much.
+# `exchange` is the default of job.exchange: a full graph averages by segments where that saves enough bytes.
 OPTIONS = {"own_token": TOKEN, "exchange": "auto"}
 
 
@@ -23,7 +23,7 @@ def allreduce(job: Job) -> None:
     node = _core.Node(arena, f"n{job.index}", urls[job.index], json.dumps({**OPTIONS, "token": TOKEN}))
     if job.index == 0:
         job.ready()
-    # A node dials the others when it is told where they are, and they have to listen by then.
+    # `meet` connects to the others, which have to listen by then.
     (job.folder / f"listens-{job.index}").touch()
     for index in range(job.parties):
         wait_for(job.folder / f"listens-{index}")

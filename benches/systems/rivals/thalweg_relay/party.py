@@ -1,7 +1,7 @@
-"""thalweg's tasks along a binary tree: each party that has children sends them each piece as soon as it has it.
+"""thalweg's tasks along a binary tree of parties: a party sends each piece of the model on as soon as it has it.
 
-A party is a member of its parent's server, and has a server of its own for its children. Tensors that it has received
-are sent on without a copy.
+Each party is a member of its parent's task server, and has a task server of its own for its children. It sends received
+tensors on without a copy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def children(job: Job) -> list[int]:
 
 
 def url(job: Job, index: int) -> str:
-    return f"{job.options['transport']}://{job.addresses[index]}:{job.port}"
+    """Return the URL of a party's server. Each has a port of its own, since on one host all have the same address."""
+    return f"{job.options['transport']}://{job.addresses[index]}:{job.port + index}"
 
 
 class Below:
-    """The children of a party, if it has any."""
+    """A party's task server for its children. It does nothing if the party has none."""
 
     def __init__(self, job: Job, stack: ExitStack) -> None:
         self.count, self.open = len(children(job)), []
@@ -47,7 +48,7 @@ class Below:
             self.open.append(self.server.send(head, tensors))
 
     def settle(self) -> None:
-        """Wait until the children have all that was sent."""
+        """Wait until the children have received all that was sent."""
         for task in self.open:
             with task:
                 if not all(reply.done for reply in task):
@@ -92,7 +93,7 @@ def relay(job: Job) -> None:
             if had < len(model):
                 continue
             job.done(task.head["round"], 0.0, time.perf_counter(), model)
-            # The children have the model before the parent hears so.
+            # Answer only when all children have the model, so that the root knows when all parties have it.
             below.settle()
             for one in unanswered:
                 one.answer()

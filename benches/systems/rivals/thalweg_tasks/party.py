@@ -1,4 +1,4 @@
-"""thalweg's tasks: the server sends the model to all members, and each answers without tensors. It has no relays."""
+"""thalweg's tasks: the server itself sends the model to all members, and each answers without tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from thalweg import TaskClient, TaskServer, Tensors, _core
 TOKEN = "benchmark"  # noqa: S105 - no secret
 
 
+def url(job: Job) -> str:
+    """Return the server's URL; shm's port is part of a name in the kernel."""
+    scheme = job.options["transport"]
+    return f"{scheme}://{f'localhost:{job.port}' if scheme == 'shm' else job.server}"
+
+
 def serve(job: Job) -> None:
-    core = _core.TaskServer(f"{job.options['transport']}://{job.server}", json.dumps({"token": TOKEN}))
+    core = _core.TaskServer(url(job), json.dumps({"token": TOKEN}))
     with TaskServer.over(core) as server:
         job.ready()
         server.wait(job.clients, 120.0)
@@ -34,7 +40,7 @@ def take_part(job: Job) -> None:
         return None, None
 
     name = f"client-{job.index}"
-    core = _core.TaskClient(f"{job.options['transport']}://{job.server}", name, json.dumps({"token": TOKEN}))
+    core = _core.TaskClient(url(job), name, json.dumps({"token": TOKEN}))
     with TaskClient.over(core, name) as client:
         client.run(note)
 

@@ -1,6 +1,6 @@
-"""torch RPC by TensorPipe: the server calls ``work`` at all clients at once, with the model as its argument.
+"""torch RPC with TensorPipe: the server calls ``work`` at all clients at once, with the model as its argument.
 
-docs: docs.pytorch.org, "Distributed RPC Framework". TensorPipe takes the network device from ``TP_SOCKET_IFNAME``.
+Documentation: docs.pytorch.org, "Distributed RPC Framework". ``TP_SOCKET_IFNAME`` names TensorPipe's network device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     if one.index == 0:
         one.ready()
     name = f"client-{one.index}" if one.index else "server"
-    # TensorPipe would find that all hosts are of one machine, and go through shared memory around the network.
+    # Otherwise TensorPipe would see that all hosts are on one machine, and use shared memory instead of the network.
     wire = {} if one.device == "lo" else {"_transports": ["uv"], "_channels": ["basic"]}
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{one.server}", rpc_timeout=LIMIT, **wire)
     rpc.init_rpc(name, rank=one.index, world_size=one.parties, rpc_backend_options=options)

@@ -1,7 +1,7 @@
 """torchft's HTTP checkpoint transport: clients receive the server's checkpoint, and the server receives each client's.
 
-docs: docs.pytorch.org/torchft, ``HTTPTransport``, which its manager uses with ``num_chunks=0``. The manager would tell
-the address of a checkpoint; here a file does. While no checkpoint is allowed, requests wait.
+Documentation: docs.pytorch.org/torchft, ``HTTPTransport``, which its manager uses with ``num_chunks=0``. The manager
+would tell other parties the address of a checkpoint; here files do. Requests wait while no checkpoint is allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT = timedelta(seconds=900)
 
 
 def open_transport(job: Job) -> HTTPTransport:
-    """Start a transport, and write its address where the others read it."""
+    """Start a transport, and write its address to a file for the others."""
     transport = HTTPTransport(LIMIT, job.options.get("chunks", 0))
     port = transport._server.socket.getsockname()[1]  # noqa: SLF001 - its own address has the name of the host
     part = job.folder / f"address-{job.index}.part"
@@ -40,7 +40,7 @@ def split(job: Job, model: torch.Tensor) -> dict[str, list[torch.Tensor]]:
 
 
 def receive(transport: HTTPTransport, number: int, where: str) -> torch.Tensor:
-    """Receive a checkpoint. The other party answers 400 while it still has the one before."""
+    """Receive a checkpoint. The other party answers 400 while it still offers the one before, so try again."""
     while True:
         try:
             parts = transport.recv_checkpoint(0, where, number, LIMIT)["model"]

@@ -25,7 +25,8 @@ def main(grid: Grid, context: Context) -> None:
         end = time.perf_counter()
         if number:
             (mean,) = arrays.to_numpy_ndarrays()
-            # FedAvg goes on from the mean, while the contract begins each round with the round's number.
+            # FedAvg begins a round with the mean of the round before. In the contract it begins with a model of the
+            # round's number, so the difference is subtracted.
             job.done(number, begin, end, mean - (number - 1) * ((job.clients + 1) / 2 - 1))
         begin = time.perf_counter()
 
