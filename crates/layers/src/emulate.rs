@@ -26,22 +26,22 @@ use crate::{Layer, Links, Side};
 
 /// Maximum number of chunks of an update, or control messages, in flight.
 const UNDER_WAY: usize = 4096;
-/// How long `close` waits for control messages in flight, and how much longer than they should take.
+/// Maximum time that `close` waits for control messages in flight, before [`MOMENT`] is added.
 const FLUSH: Duration = Duration::from_secs(1);
+/// `close` waits this much longer than the messages should take, since a busy host may be late.
 const MOMENT: Duration = Duration::from_millis(100);
-/// A message may be sent this much before the link is free, since timers are no finer.
+/// A message may be sent this much before the link is free, since timers are not more precise.
 const GRAIN: Duration = Duration::from_millis(1);
 /// Longer than anybody waits.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 /// Prefix of this layer's own message. No control message of the protocol begins like this.
 const HELLO: &[u8] = b"\xffthalweg emulate\xff";
 
-/// Makes links like those of a network. `up` is the direction from the side that connects, `down` the other
-/// one.
+/// Emulates the links of a network. `up` is the direction from the side that connects, `down` the other one.
 ///
 /// For the calculation only, frames are cut into packets of 1500 bytes with headers; see [`Lane`]. The sender
-/// waits while the link is busy. So the length of a queue has no effect, and no congestion control sees a
-/// loss.
+/// waits while the link is busy, so no queue builds up: a queue length has no effect, and congestion control
+/// sees no loss.
 ///
 /// Clients with links of their own are in `clients`. The side that connects sends the shape of the link to
 /// the other side, in a message of this layer before all others.
@@ -256,7 +256,8 @@ impl EmulatedLink {
             return Ok(SendReport { chunks: 1, payload, wire, ..nothing() });
         }
         if LinkLayer::capabilities(self).ordered {
-            // Timers are coarse: a message that is due a moment before this chunk may not have been passed on yet.
+            // Timers are coarse: a message that is due shortly before this chunk may not have been passed on
+            // yet.
             self.messages.passed(messages, &self.ended).await;
             self.still_there("send update")?;
         }
@@ -384,7 +385,7 @@ impl LinkLayer for EmulatedLink {
             let ready = lane.ready(now);
             lane.send(now, ready, (HEADER_BYTES + message.len()) as u64, true)
         };
-        // A timer is no finer than that. The lane makes up for it.
+        // Timers are not more precise than that. The lane compensates for it.
         if crossing.through > self.now() + GRAIN {
             self.ended.sleep_until(self.start + crossing.through).await;
             self.still_there("send control")?;
@@ -420,7 +421,7 @@ impl LinkLayer for EmulatedLink {
         self.still_there("send update")?;
         self.lane().returned(self.now(), flight.through);
         report.ended = report.ended.max(nothing().ended);
-        // This is before the call if the update waited until an earlier one had arrived.
+        // The first bit may have left before this call, if an earlier update delayed the caller.
         report.started = flight.begun.map_or(report.started, |begun| (self.start + begun).into_std());
         Ok(report)
     }

@@ -38,7 +38,8 @@ pub struct Fault {
     pub delay_ms: f64,
     /// The delay of each chunk varies uniformly by up to this much in both directions.
     pub jitter_ms: f64,
-    /// The link closes before the frame with which this side would have sent more bytes than this.
+    /// Maximum number of bytes that this side sends. The link closes instead of sending the frame that would
+    /// exceed it.
     pub cut_after: Option<u64>,
 }
 

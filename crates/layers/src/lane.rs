@@ -1,19 +1,19 @@
-//! Calculates when a frame has left a link and when it arrives, packet by packet. It has no clock: times are
+//! Calculates, packet by packet, when a frame has left a link and when it arrives. It has no clock: times are
 //! relative to a common start.
 
 use std::time::Duration;
 
 use thalweg_linkmodel::{Cause, Fate, Pipe, Shape, ShapeError};
 
-/// Bytes of an IP packet, and how many of them are headers of IPv4 and TCP with timestamps.
+/// Bytes of an IP packet, and the bytes in it of the headers of IPv4 and TCP with timestamps.
 const PACKET: u64 = 1500;
 const HEADERS: u64 = 52;
 /// After this many rounds of retransmission, a frame counts as lost for ever.
 const MOST_ROUNDS: u32 = 1000;
-/// If a frame comes this soon after an update was handed over, its sender has waited for that, since it sends
-/// one update at a time.
+/// A frame that comes this soon after an update was handed over is from the same sender: it sends one update
+/// at a time, and had to wait.
 const AT_ONCE: Duration = Duration::from_millis(5);
-/// A timer may be this late, and the lane still keeps its rate.
+/// If a timer is late by up to this much, the lane still keeps its rate.
 const SLACK: Duration = Duration::from_millis(5);
 
 /// When a frame crosses the link.
@@ -57,7 +57,8 @@ pub struct Lane {
     free: Duration,
     /// The latest arrival so far.
     latest: Duration,
-    /// When the last update was handed over, and since when its sender could have had the next frame ready.
+    /// When the last update was handed over, and when its sender could have had the next frame ready if
+    /// timers were exact.
     returned: Option<(Duration, Duration)>,
 }
 
@@ -71,7 +72,8 @@ impl Lane {
         Ok(Self { rate: shape.rate, pipe, round_trip, free, latest, returned })
     }
 
-    /// Since when a frame that comes at `now` has been ready.
+    /// When a frame that comes at `now` became ready: `now`, or earlier if its sender had to wait for its
+    /// last update.
     pub fn ready(&self, now: Duration) -> Duration {
         let waited = |&(at, ready): &(Duration, Duration)| (now <= at + AT_ONCE).then_some(ready);
         self.returned.as_ref().and_then(waited).unwrap_or(now)
@@ -88,7 +90,7 @@ impl Lane {
         let Packets { sent, travel, rounds, twice, lost } = self.offer(now, packets, reliable);
         // The last packet is only as long as it must be. Retransmissions count as whole packets.
         let wire = (sent - packets) * PACKET + bytes + packets * HEADERS;
-        // Make up for late timers, but do not let a sender burst that was blocked for longer.
+        // Compensate for late timers. But a sender that was blocked for longer must not send a burst.
         let begun = self.free.max(ready.min(now)).max(now.saturating_sub(self.round_trip + SLACK));
         self.free = begun.saturating_add(self.time_for(wire));
         let arrival = self.free.saturating_add(travel).saturating_add(self.round_trip.saturating_mul(rounds));

@@ -7,8 +7,8 @@ use crate::Rate;
 
 /// Frames leave one after the other, each when its last bit would have left a link of that rate.
 ///
-/// An idle link saves up nothing. A sender that was woken late (timers are coarse) may catch up, by at most 1
-/// ms of the rate or one frame, whichever is more. That is the greatest burst.
+/// Idle time is not saved up. A sender that was woken late (timers are coarse) may catch up by at most 1 ms
+/// of the rate or one frame, whichever is more. That is the greatest burst.
 #[derive(Debug, Clone)]
 pub struct Pacer {
     rate: Rate,
@@ -23,8 +23,8 @@ impl Pacer {
     }
 
     /// Books a frame of `bytes` bytes at `now`, which has been ready since `ready`. Returns when it has left.
-    /// A sender of several frames in a row is ready with the next when the last one has left. All other
-    /// senders are ready since [`Pacer::ready`].
+    /// If a sender sends several frames in a row, each is ready when the one before has left. Every other
+    /// frame is ready since [`Pacer::ready`].
     pub fn book(&mut self, now: Duration, ready: Duration, bytes: u64) -> Duration {
         let time = self.rate.time_for(bytes);
         let slack = time.max(Duration::from_millis(1));
@@ -33,13 +33,13 @@ impl Pacer {
         self.free
     }
 
-    /// A sender that waited until its frame had left was woken.
+    /// Notes that a sender that waited until its frame had left was woken at `now`.
     pub fn woken(&mut self, now: Duration) {
         self.woken = now;
     }
 
-    /// Since when a frame that comes at `now` has been ready: earlier than `now` by how late the last sender
-    /// was woken.
+    /// When a frame that comes at `now` became ready. If the last sender was woken late, that is earlier than
+    /// `now` by the same delay.
     pub fn ready(&self, now: Duration) -> Duration {
         now.saturating_sub(self.woken.saturating_sub(self.free))
     }

@@ -1,7 +1,7 @@
 //! Reports how much of an update has arrived, for layers whose chunks have another length on the wire.
 
-/// Counts the bytes that are reported to the sink as progress. While a chunk arrives, no more bytes are
-/// reported than the chunk has at least. When it has arrived, all its bytes are reported.
+/// Counts the bytes that are reported to the sink as progress. The final length of a chunk is not known while
+/// it arrives, so at most its minimum length is reported. The rest is reported when it has arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     begun: u64,

@@ -1,5 +1,5 @@
-//! Decides the fate of each chunk of an update. It depends only on the seed, the link and the number of the
-//! update.
+//! Decides the fate of each chunk of an update. The fate depends only on the seed, the link, and the number
+//! of the update.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

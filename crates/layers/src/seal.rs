@@ -13,7 +13,7 @@
 //! [pad]: thalweg_seal::Stream::pad
 //!
 //! All numbers are little-endian. The records authenticate the whole header, the length, and each record's
-//! place. So a transport may send what is behind byte 16 in the clear, and may lose parts of it. Then only
+//! place. So a transport may send the bytes from 16 on in the clear, and may lose parts of them. Then only
 //! the records that a hole touches are lost ([`thalweg_transport::Sealed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,8 +107,7 @@ impl Seal {
         let (record, sealed) = (u64::from(self.record()), u64::from(sealed).saturating_sub(PREFACE as u64));
         let stride = self.cipher.sealed(record);
         let (whole, rest) = (sealed / stride * record, sealed % stride);
-        // A record with one plain byte more has one sealed byte more, or (CBC) a block more. So try the
-        // lengths.
+        // Try each length: one plain byte more makes a record one byte longer, or with CBC sometimes a block.
         let last = (1..=rest.min(record)).rev().find(|&n| self.cipher.sealed(n) <= rest).unwrap_or(0);
         (whole + last) as u32
     }

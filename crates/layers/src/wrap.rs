@@ -10,7 +10,7 @@ use thalweg_transport::{
     Transport, Ways,
 };
 
-/// How a link came about.
+/// Which side made a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// This side connected.
@@ -48,7 +48,7 @@ pub trait Links: Send + Sync {
     /// ..., accepted ones 1, 3, 5, ...
     fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link>;
 
-    /// Like [`Self::wrap`], for layers whose two sides must agree first.
+    /// Like [`Self::wrap`], for layers whose two sides must first agree.
     ///
     /// # Errors
     /// Errors of the link; or the other side does not have the same layer.

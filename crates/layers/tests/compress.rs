@@ -119,7 +119,7 @@ async fn ends_that_do_not_agree_are_told_how() {
     assert!(server.err().unwrap().to_string().contains("does not compress"));
 }
 
-/// Links whose chunks are as short as a datagram.
+/// Makes links whose chunks are no longer than a datagram.
 #[derive(Clone)]
 struct Short;
 

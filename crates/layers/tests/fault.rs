@@ -1,4 +1,4 @@
-//! What happens on a link is what its script says.
+//! The chunks on a link have the fates that its script decides.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::sync::Arc;

@@ -120,7 +120,7 @@ async fn a_lost_segment_costs_two_records() {
     assert_eq!(received.lost, 2);
 }
 
-/// If the layer does not allow it, nothing may be lost. So `aes-cbc` stays under TLS.
+/// A cipher that does not authenticate allows no losses. So the chunks of `aes-cbc` stay inside TLS.
 #[tokio::test]
 async fn a_cipher_that_does_not_authenticate_is_not_in_the_clear() {
     let layer = Seal { cipher: Suite::AesCbc, ..Seal::default() };
@@ -207,7 +207,7 @@ async fn a_forged_header_is_no_worse_than_a_loss() {
     }
 }
 
-/// Nobody can change where the next header is without breaking the stream.
+/// An attacker who changes a length makes the next header unreadable, so the link ends.
 #[tokio::test]
 async fn a_forged_length_ends_the_link() {
     for change in [-1, 1, 100] {
@@ -244,7 +244,7 @@ async fn what_is_sent_again_is_dropped() {
     assert_eq!(seen.stored.len() as u64, UPDATE / u64::from(CHUNK), "one is dropped");
 }
 
-/// Chunks of round 1 claim to be of round 2, and those of round 2 of round 1.
+/// Chunks of round 1 claim to be of round 2, and vice versa.
 #[tokio::test]
 async fn another_rounds_records_are_refused() {
     let received = meddled(|frame| {

@@ -1,4 +1,5 @@
-//! A listener whose broker accepts shorter messages than its transport does: the longest chunk under layers.
+//! The longest chunk under layers, if a listener's broker accepts only messages that are shorter than the
+//! transport's limit.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -13,6 +13,8 @@ use thalweg_runtime::{Client, ClientEvent, ClientOptions};
 
 const ADDRESSES: [&str; 4] =
     ["memory://compression:0", "tcp://127.0.0.1:0", "udp://127.0.0.1:0", "grpc://127.0.0.1:0"];
+/// Number of values in a block, which share a scale.
+const BLOCK: usize = 256;
 /// What the small values of [`uneven`] creep towards.
 const SMALL: f32 = 0.05;
 
@@ -52,9 +54,13 @@ fn the_mean_of_compressed_updates_is_that_of_models() {
     }
 }
 
-/// Runs a client on a thread. Its first value jumps by 1 in each round, and the others creep towards [`SMALL`].
-/// A block's scale follows the value that jumps, so 2 bits round each change of the others to 0.
-fn uneven(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
+/// Runs a client on a thread. In each round it changes the model's float32 values with `train`, which gets
+/// the round's number and the values, and submits the model.
+fn training(
+    address: &str,
+    options: Value,
+    train: impl Fn(u32, &mut [f32]) + Send + 'static,
+) -> JoinHandle<Result<(), String>> {
     let address = address.to_owned();
     let options: ClientOptions = serde_json::from_value(options).unwrap();
     thread::spawn(move || {
@@ -63,14 +69,11 @@ fn uneven(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
         loop {
             match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
                 Some(ClientEvent::Ready { round, .. }) => {
-                    let (arena, _) = client.model().unwrap();
-                    let mut model = arena.claim(arena.range()).unwrap();
-                    for (at, word) in model[..1024].chunks_exact_mut(4).enumerate() {
-                        let value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-                        let jump = if round % 2 == 1 { 1.0 } else { -1.0 };
-                        let change = if at == 0 { jump } else { 0.1 * (SMALL - value) };
-                        word.copy_from_slice(&(value + change).to_le_bytes());
-                    }
+                    let (arena, layout) = client.model().unwrap();
+                    let mut values = floats(&arena, &layout);
+                    train(round, &mut values);
+                    let mut model = arena.claim(layout.tensors()[0].range()).unwrap();
+                    model.copy_from_slice(&values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
                     drop(model);
                     client.submit(round, 1.0, "{}".into()).unwrap();
                 }
@@ -80,6 +83,17 @@ fn uneven(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
                 Some(_) => {}
             }
         }
+    })
+}
+
+/// Runs a client. Its first value jumps by 1 in each round, and the other values of the first block creep
+/// towards [`SMALL`]. The block's scale follows the value that jumps, so 2 bits round each change of the
+/// others to 0.
+fn uneven(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
+    training(address, options, |round, values| {
+        let (first, others) = values[..BLOCK].split_first_mut().unwrap();
+        *first += if round % 2 == 1 { 1.0 } else { -1.0 };
+        others.iter_mut().for_each(|value| *value += 0.1 * (SMALL - *value));
     })
 }
 
@@ -91,12 +105,12 @@ fn small_changes_get_through_that_each_update_rounds_to_nothing() {
         let thread = uneven(&server.address(), compressed(scheme));
         server.wait(1, Some(LIMIT), None);
         round(&server, 1).unwrap();
-        let first = floats(&model, &layout)[1..256].iter().filter(|value| **value != 0.0).count();
+        let first = floats(&model, &layout)[1..BLOCK].iter().filter(|value| **value != 0.0).count();
         assert!(first < 30, "{scheme}: {first} small values were sent at once");
         for number in 2..=120 {
             round(&server, number).unwrap();
         }
-        let small = &floats(&model, &layout)[1..256];
+        let small = &floats(&model, &layout)[1..BLOCK];
         let mean = small.iter().sum::<f32>() / small.len() as f32;
         assert!((mean - SMALL).abs() < 0.2 * SMALL, "{scheme}: {mean}");
         server.close("done");
@@ -104,34 +118,9 @@ fn small_changes_get_through_that_each_update_rounds_to_nothing() {
     }
 }
 
-/// Runs a client on a thread. It adds 1 to each value in each round.
+/// Runs a client that adds 1 to each value in each round.
 fn adding(address: &str, options: Value) -> JoinHandle<Result<(), String>> {
-    let address = address.to_owned();
-    let options: ClientOptions = serde_json::from_value(options).unwrap();
-    thread::spawn(move || {
-        let client = Client::start(&address, "a", options, None).map_err(|e| e.to_string())?;
-        let started = Instant::now();
-        loop {
-            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
-                Some(ClientEvent::Ready { round, .. }) => {
-                    let (arena, layout) = client.model().unwrap();
-                    let values = floats(&arena, &layout);
-                    let mut model = arena.claim(arena.range()).unwrap();
-                    let place = layout.tensors()[0].range();
-                    let words = model[place.start as usize..place.end as usize].chunks_exact_mut(4);
-                    words
-                        .zip(values)
-                        .for_each(|(word, value)| word.copy_from_slice(&(value + 1.0).to_le_bytes()));
-                    drop(model);
-                    client.submit(round, 1.0, "{}".into()).unwrap();
-                }
-                Some(ClientEvent::Finished(Ok(_))) => return Ok(()),
-                Some(ClientEvent::Finished(Err(why))) => return Err(why.to_string()),
-                None => return Err("the test hangs".into()),
-                Some(_) => {}
-            }
-        }
-    })
+    training(address, options, |_, values| values.iter_mut().for_each(|value| *value += 1.0))
 }
 
 #[test]

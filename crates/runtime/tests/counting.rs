@@ -64,7 +64,7 @@ fn more_samples_than_can_be_a_weight_are_refused_when_they_are_offered() {
     for address in ADDRESSES {
         for partial in PARTIAL {
             let trial = trial(address, &json!({ "partial": partial }), 5.0, (1 << 40) + 1);
-            is_left_out(&trial, &["1099511627777 samples", "divide the numbers"], partial);
+            is_left_out(&trial, &["1099511627777 samples", "divide all clients' numbers"], partial);
         }
     }
 }

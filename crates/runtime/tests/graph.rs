@@ -303,7 +303,7 @@ fn impossible_options_say_what_they_may_be() {
     let arena = Arena::new(layout.bytes()).unwrap();
     let options = serde_json::from_value(json!({})).unwrap();
     let error = Node::start(arena, layout.clone(), "a", "unifl://127.0.0.1:0", options).err().unwrap();
-    assert!(error.to_string().contains("nodes are all alike"), "{error}");
+    assert!(error.to_string().contains("all nodes have the same role"), "{error}");
     let (node, _) = node(&layout, "a", "tcp://127.0.0.1:0", &json!({}));
     assert!(node.meet(&BTreeMap::from([("a".into(), String::new())]), None).is_err());
     assert!(node

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_with_little_to_send_says_so_until_it_has_come() {
+    fn packets_sent_while_application_limited_give_limited_samples() {
         let mut delivery = Delivery::default();
         delivery.idle(0);
         let few = delivery.sent(MS, true);

@@ -3,37 +3,37 @@
 use crate::Time;
 
 /// The RTT before the first sample.
-const FIRST_TRIP: Time = Time::from_millis(100);
+const INITIAL_RTT: Time = Time::from_millis(100);
 /// Timer granularity (kGranularity).
 const GRANULARITY: Time = Time::from_millis(1);
 /// Allowance for the time that a busy receiver takes to acknowledge.
 const ACK_DELAY: Time = Time::from_millis(20);
 /// Initial packet threshold: a packet is lost if one this many numbers later was acknowledged
 /// (kPacketThreshold).
-const PACKETS: u64 = 3;
+const MIN_PACKETS: u64 = 3;
 /// Maximum of the packet threshold, which rises on a path that reorders.
-const MOST_PACKETS: u64 = 1024;
+const MAX_PACKETS: u64 = 1024;
 /// Initial time threshold in eighths of an RTT: a packet is lost if a later one was acknowledged and this
 /// time has passed (kTimeThreshold).
-const EIGHTHS: u32 = 9;
+const MIN_EIGHTHS: u32 = 9;
 /// Maximum of the time threshold in eighths of an RTT. The threshold rises on a path that reorders.
-const MOST_EIGHTHS: u32 = 16;
+const MAX_EIGHTHS: u32 = 16;
 /// The delay of a packet that wrongly counted as lost raises the time threshold, to at most this many RTTs.
-const MOST_LATE: u32 = 4;
+const MAX_LATE_RTTS: u32 = 4;
 /// With each RTT sample, that delay decays by one part in this many.
-const FADES: u32 = 256;
-/// Pauses between unanswered probes: a quarter of an RTT, at least this long. They stay so for the probes of which
-/// one is answered ([`Trips::lossy`]), and are a twentieth longer each time after that. On a path that loses 80 % in
-/// both directions one probe in 25 is answered, so with pauses that double, as those of RFC 9002, the sender would
-/// stand still for minutes. A probe has some 60 bytes.
-const SHORTEST: Time = Time::from_millis(10);
-/// By how much each pause is longer than the one before.
-const GROWTH: f64 = 1.05;
-/// Number of probes at the shortest pause before the loss rate is known.
-const STEADY: u32 = 30;
-/// Maximum pause between unanswered probes. It is one probe timeout if that is longer. So a transfer goes on soon after an
-/// outage, and the probes take 3 kbit/s meanwhile.
-const RAREST: Time = Time::from_millis(250);
+const LATE_DECAY: u32 = 256;
+/// Minimum pause between unanswered probes. The pause is a quarter of an RTT for as many probes as one needs
+/// to get an answer ([`Trips::lossy`]). After that, each pause is a twentieth longer than the one before. RFC
+/// 9002 doubles the pause. But a path that loses 80 % in both directions answers one probe in 25, so the
+/// sender would then stand still for minutes. A probe has some 60 bytes.
+const MIN_PROBE_PAUSE: Time = Time::from_millis(10);
+/// Factor from one pause to the next, once pauses grow.
+const PROBE_PAUSE_GROWTH: f64 = 1.05;
+/// Number of probes before pauses grow, while the loss rate is not known.
+const INITIAL_STEADY_PROBES: u32 = 30;
+/// Maximum pause between unanswered probes, or one probe timeout if that is longer. So a transfer continues
+/// soon after an outage, and during the outage the probes take only 3 kbit/s.
+const MAX_PROBE_PAUSE: Time = Time::from_millis(250);
 
 /// RTT and reordering of a path.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub struct Trips {
     late: Time,
     /// Number of probes since the last ACK.
     unanswered: u32,
-    /// Number of probes at the shortest pause.
+    /// Number of unanswered probes before the pauses grow.
     steady: u32,
 }
 
@@ -60,16 +60,16 @@ impl Default for Trips {
 impl Trips {
     /// Creates the estimates, without any sample.
     pub fn new() -> Self {
-        let (smooth, variation, latest) = (None, FIRST_TRIP / 2, FIRST_TRIP);
+        let (smooth, variation, latest) = (None, INITIAL_RTT / 2, INITIAL_RTT);
         Self {
             smooth,
             variation,
             latest,
-            packets: PACKETS,
-            eighths: EIGHTHS,
+            packets: MIN_PACKETS,
+            eighths: MIN_EIGHTHS,
             late: Time::ZERO,
             unanswered: 0,
-            steady: STEADY,
+            steady: INITIAL_STEADY_PROBES,
         }
     }
 
@@ -96,7 +96,7 @@ impl Trips {
     /// Processes an RTT sample (RFC 9002, section 5.3).
     pub fn measured(&mut self, trip: Time) {
         self.latest = trip;
-        self.late -= self.late / FADES;
+        self.late -= self.late / LATE_DECAY;
         match self.smooth {
             None => (self.smooth, self.variation) = (Some(trip), trip / 2),
             Some(smooth) => {
@@ -114,16 +114,16 @@ impl Trips {
     /// The time threshold: how long after it was sent a packet counts as lost, if a later one was
     /// acknowledged (RFC 9002, section 6.1.2).
     pub fn time_threshold(&self) -> Time {
-        let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
-        (trip * self.eighths / 8).max(self.late.min(MOST_LATE * trip)).max(GRANULARITY)
+        let trip = self.smooth.unwrap_or(INITIAL_RTT).max(self.latest);
+        (trip * self.eighths / 8).max(self.late.min(MAX_LATE_RTTS * trip)).max(GRANULARITY)
     }
 
     /// Notes that a packet that had counted as lost was acknowledged after a packet `distance` numbers later.
     /// Raises both thresholds. RFC 9002, section 6.1.1, allows that, and RACK does it (RFC 8985, section
     /// 6.2).
     pub fn reordered(&mut self, distance: u64) {
-        self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
-        self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
+        self.packets = self.packets.max(distance + 1).min(MAX_PACKETS);
+        self.eighths = (self.eighths + 1).min(MAX_EIGHTHS);
     }
 
     /// Notes that a packet that had counted as lost was acknowledged `trip` after it was sent. From now on
@@ -136,16 +136,17 @@ impl Trips {
     /// The probe timeout (PTO, RFC 9002, section 6.2.1).
     pub fn probe_after(&self) -> Time {
         let variation = (4 * self.variation).max(GRANULARITY);
-        let first = self.smooth.unwrap_or(FIRST_TRIP) + variation + ACK_DELAY;
+        let first = self.smooth.unwrap_or(INITIAL_RTT) + variation + ACK_DELAY;
         if self.unanswered == 0 {
             return first;
         }
-        let pause = (self.smooth.unwrap_or(FIRST_TRIP) / 4).max(SHORTEST);
+        let pause = (self.smooth.unwrap_or(INITIAL_RTT) / 4).max(MIN_PROBE_PAUSE);
         let longer = self.unanswered.saturating_sub(self.steady).min(200);
-        pause.mul_f64(GROWTH.powi(longer as i32)).min(RAREST.max(first))
+        pause.mul_f64(PROBE_PAUSE_GROWTH.powi(longer as i32)).min(MAX_PROBE_PAUSE.max(first))
     }
 
-    /// Sets how many probes are sent at the shortest pause: as many as it takes for one to be answered.
+    /// Sets how many unanswered probes are sent before the pauses grow. It should be the number of probes
+    /// that one needs to get an answer.
     pub fn lossy(&mut self, probes: u32) {
         self.steady = probes;
     }
@@ -191,17 +192,17 @@ mod tests {
             trips.probed();
         }
         let (first, again) = pauses.split_first().unwrap();
-        assert!(again.is_sorted() && again[198] == RAREST, "{pauses:?}");
+        assert!(again.is_sorted() && again[198] == MAX_PROBE_PAUSE, "{pauses:?}");
         assert!(*first > again[0], "the first probe waits for an answer that is on its way");
-        let short = |pauses: &[Time]| pauses.iter().filter(|&&pause| pause == SHORTEST).count();
-        assert_eq!(short(again), STEADY as usize, "{pauses:?}");
+        let short = |pauses: &[Time]| pauses.iter().filter(|&&pause| pause == MIN_PROBE_PAUSE).count();
+        assert_eq!(short(again), INITIAL_STEADY_PROBES as usize, "{pauses:?}");
         trips.answered();
         assert_eq!(trips.probe_after(), pauses[0]);
         trips.lossy(5);
         (0..5).for_each(|_| trips.probed());
-        assert_eq!(trips.probe_after(), SHORTEST);
+        assert_eq!(trips.probe_after(), MIN_PROBE_PAUSE);
         trips.probed();
-        assert_eq!(trips.probe_after(), SHORTEST.mul_f64(GROWTH));
+        assert_eq!(trips.probe_after(), MIN_PROBE_PAUSE.mul_f64(PROBE_PAUSE_GROWTH));
     }
 
     #[test]
@@ -215,7 +216,7 @@ mod tests {
         (0..300).for_each(|_| trips.measured(40 * MS));
         assert_eq!(trips.time_threshold(), 45 * MS, "the path reorders no more");
         trips.late(Time::from_secs(9));
-        assert_eq!(trips.time_threshold(), MOST_LATE * 40 * MS);
+        assert_eq!(trips.time_threshold(), MAX_LATE_RTTS * 40 * MS);
     }
 
     #[test]
@@ -227,6 +228,6 @@ mod tests {
         for _ in 0..100 {
             trips.reordered(u64::from(u32::MAX));
         }
-        assert_eq!((trips.packets(), trips.time_threshold()), (MOST_PACKETS, 16 * MS));
+        assert_eq!((trips.packets(), trips.time_threshold()), (MAX_PACKETS, 16 * MS));
     }
 }

@@ -16,82 +16,86 @@ const QUEUE: Time = Time::from_millis(20);
 /// Number of rounds for which a delivery rate is valid (BBRBtlBwFilterLen).
 const ROUNDS: u64 = 10;
 /// Pacing gain of start-up, 4 ln 2. It doubles the rate each round trip (BBRStartupPacingGain).
-const STARTING: f64 = 2.77;
+const STARTUP_GAIN: f64 = 2.77;
 /// Pacing gains of the phases of one cycle. Each phase lasts a round trip (ProbeBW).
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 /// If the probing phase raised the rate by this factor, the next probe follows at once. This corrects a
 /// start-up that noise has ended too early.
-const WORTH: f64 = 1.15;
+const PROBE_AGAIN_GAIN: f64 = 1.15;
 /// How long a minimum RTT is valid (RTpropFilterLen).
-const BASE_LASTS: Time = Time::from_secs(10);
+const MIN_RTT_VALID: Time = Time::from_secs(10);
 /// When the minimum RTT has expired, the sender measures a new one for this long (ProbeRTTDuration).
-const LOOKING: Time = Time::from_millis(200);
+const PROBE_RTT_TIME: Time = Time::from_millis(200);
 /// The path is full if the rate has not risen by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
 /// Number of ACKs in a row that must show a queue, or show none (RFC 9406, N_RTT_SAMPLE).
-const QUEUED: u8 = 8;
-/// Number of ACKs in a row that must show a queue, until a sender on a very lossy path no longer makes up for loss.
-const LATE: u8 = 3;
+const QUEUE_SAMPLES: u8 = 8;
+/// After this many ACKs in a row that show a queue, a sender on a very lossy path no longer makes up for
+/// loss. On other paths one such ACK is enough.
+const LOSSY_QUEUE_SAMPLES: u8 = 3;
 /// The cwnd of a [fast start](Rate::starting_fast) is at least this many times what a round trip has carried.
-/// Suppose that eight senders begin at once behind a queue of a quarter BDP. They then send 1.35 packets for
-/// each that arrives; with a factor of 2 they would send 2.23.
-const GROWTH: f64 = 1.75;
+/// When eight senders begin at once behind a queue of a quarter BDP, they send 1.35 packets for each that
+/// arrives; with a factor of 2 they would send 2.23.
+const FAST_START_FACTOR: f64 = 1.75;
 /// Number of rounds for which a queue must last, since late ACKs of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
-const CHECKED: u64 = 2;
+const CSS_ROUNDS: u64 = 2;
 /// If the RTT is long in this many rounds in a row, scheduling is not the cause: the path has become slower.
 /// Long means more than twice the sum of the minimum RTT and [`QUEUE`].
-const SLOW: u8 = 3;
+const SLOW_ROUNDS: u8 = 3;
 /// This many packets may always be in flight (BBRMinPipeCwnd).
-const FLOOR: u64 = 4;
-/// On a path that loses more than [`HALF`], this many packets may always be in flight: the initial window of TCP
-/// (RFC 6928). Of four packets one would arrive in a round trip, and its ACK might be lost.
-const LOSSY_FLOOR: u64 = 10;
+const MIN_PACKETS: u64 = 4;
+/// On a path that loses more than [`VERY_LOSSY`], this many packets may always be in flight: the initial
+/// window of TCP (RFC 6928). With four packets, perhaps only one would arrive in a round trip, and its ACK
+/// might be lost.
+const LOSSY_MIN_PACKETS: u64 = 10;
 /// To make up for loss, the sender raises its rate by the recent loss rate while no queue builds up.
-/// Otherwise the loss would slow it down. This is the maximum of that loss rate, unless the caller [sets
-/// another](Rate::making_up). It is also the maximum loss that a sender can cause in this way, in queues too
-/// short to be seen.
-const MADE_UP: f64 = 0.1;
-/// A path that loses a greater fraction than this is treated as very lossy: see [`MOST_MADE_UP`].
-const HALF: f64 = 0.5;
+/// Otherwise the loss would slow it down. It makes up for a loss rate of at most this, unless the caller
+/// [sets another limit](Rate::making_up). This is also the maximum loss that a sender can cause in this way,
+/// in queues too short to be seen.
+const MAX_MADE_UP: f64 = 0.1;
+/// A path that loses a greater fraction than this is treated as very lossy: see [`LOSSY_MAX_MADE_UP`].
+const VERY_LOSSY: f64 = 0.5;
 /// On a very lossy path, a sender [with its own limit](Rate::making_up) makes up for at least this loss rate,
 /// if the path loses that much. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since
 /// it is at most 1.3 times the bytes that a round trip delivered.
-const MOST_MADE_UP: f64 = 0.62;
-/// Senders that make up for [`MOST_MADE_UP`] cause no more loss than that by themselves, however many share a
-/// path. So greater loss than this is the path's own.
-const BEYOND: f64 = 0.72;
-/// The maximum that such a sender makes up for if the path loss is greater than [`BEYOND`]. On a path that loses
-/// 80 %, a sender that makes up for 62 % delivers half of its rate, takes that as its next rate, and so on.
-const MOST_MADE_UP_BEYOND: f64 = 0.85;
-/// On a very lossy path, at least one ACK of a flight arrives with a probability of 1 - e^-3 = 0.95. If ACKs are
-/// lost as often as packets, that takes this many packets over the square of the fraction that arrives.
-const ANSWERED: f64 = 3.0;
+const LOSSY_MAX_MADE_UP: f64 = 0.62;
+/// Loss greater than this is the path's own: senders that make up for [`LOSSY_MAX_MADE_UP`] cannot cause that
+/// much, however many share the path.
+const EXTREME_LOSS: f64 = 0.72;
+/// The maximum loss rate that such a sender makes up for, if the path loss is greater than [`EXTREME_LOSS`].
+/// With a limit of 62 % on a path that loses 80 %, packets would arrive at half of the sender's rate. The
+/// sender would take that as its new rate, again and again.
+const EXTREME_MAX_MADE_UP: f64 = 0.85;
+/// On a very lossy path, a flight is large enough that this many of its packets are acknowledged on average.
+/// Then at least one ACK arrives with a probability of 1 - e^-3 = 0.95, even if ACKs are lost as often as
+/// packets.
+const FLIGHT_ACKS: f64 = 3.0;
 /// If the path loss is greater than this, the sender makes up for nothing in the second and third phase of
 /// each cycle. Otherwise it would be faster than the path in every phase, and could mistake the loss that it
 /// causes for loss of the path.
-const DOUBTED: f64 = 0.4;
+const SELF_CAUSED_LOSS: f64 = 0.4;
 /// On a path whose jitter hides a queue, one round without growth ends start-up if the last loss sample
 /// exceeds the path loss by this.
-const OVERFLOW: f64 = 0.05;
+const OVERFLOW_LOSS: f64 = 0.05;
 /// Start-up begins again if the path loss exceeds the least known path loss by this.
-const WORSE: f64 = 0.3;
-/// The sender measures the minimum RTT anew after a sign of reordering, but at most this many times.
-const SIGNS: u8 = 8;
+const RESTART_LOSS: f64 = 0.3;
+/// After a sign of reordering the sender measures the minimum RTT anew, but at most this many times.
+const MAX_OVERTAKEN: u8 = 8;
 /// On a path that reorders, the median of this many RTT samples counts.
-const TRIPS: usize = 7;
+const MEDIAN_SAMPLES: usize = 7;
 /// Minimum number of packets in a sample of the loss rate.
-const SAMPLED: f64 = 16.0;
+const MIN_SAMPLE_PACKETS: f64 = 16.0;
 /// A busy host makes successive RTT samples vary by up to this much. Only variation beyond it counts as the
 /// path's jitter.
-const UNSTEADY: Time = Time::from_millis(8);
+const HOST_JITTER: Time = Time::from_millis(8);
 /// The jitter allowance is this many times the path's jitter, as in a retransmission timeout (RFC 6298,
 /// section 2).
-const JITTERS: u32 = 4;
+const JITTER_FACTOR: u32 = 4;
 /// Gain of the smoothed jitter (RFC 3550, section 6.4.1).
 const JITTER_GAIN: u32 = 16;
 /// On a path with a shorter minimum RTT the sender does not pace, since no timer is fine enough.
-const PACED: Time = Time::from_millis(1);
+const MIN_PACED_RTT: Time = Time::from_millis(1);
 
 /// How much longer than the minimum an RTT is that shows a queue (RFC 9406, section 4.2).
 fn queue_shows(base: Time) -> Time {
@@ -113,7 +117,7 @@ enum Mode {
     Looking(Time),
 }
 
-/// Input of the rate controller: the information from one ACK.
+/// Input of the rate controller: what one ACK tells.
 #[derive(Debug, Clone, Copy)]
 pub struct AckSample {
     /// When the ACK arrived.
@@ -151,10 +155,10 @@ pub struct Rate {
     base: Option<Time>,
     /// When the minimum RTT was measured.
     base_at: Time,
-    /// Number of signs that packets or ACKs have overtaken others, up to [`SIGNS`]. After the first sign a
-    /// single RTT sample may be too short, so the median of `late_trips` counts.
+    /// Number of times that a packet or an ACK has overtaken others, up to [`MAX_OVERTAKEN`]. From the first
+    /// time on, a single RTT sample may be too short, so the median of `late_trips` counts.
     overtaken: u8,
-    /// The last [`TRIPS`] RTT samples.
+    /// The last [`MEDIAN_SAMPLES`] RTT samples.
     late_trips: VecDeque<Time>,
     /// The last two RTT samples, the older one first.
     turns: Option<[Time; 2]>,
@@ -164,9 +168,10 @@ pub struct Rate {
     jitter: Time,
     /// Smoothed RTT.
     smooth: Time,
-    /// Start-up: the maximum number of bytes that a round trip carried, without those that waited in a queue.
+    /// Start-up: the maximum number of bytes that one round trip carried. Bytes that waited in a queue do not
+    /// count.
     carried: u64,
-    /// Start-up: whether jitter was known at the last ACK of start-up.
+    /// Start-up: whether the jitter allowance was above 0 at the last ACK of start-up.
     jittery: bool,
     /// Start-up: the delivery rate at the last growth. The next growth must reach 1.25 times this.
     reached: f64,
@@ -178,7 +183,7 @@ pub struct Rate {
     calm: u8,
     /// The delivery rate before the last bandwidth probe, in bytes a second.
     probed: f64,
-    /// Number of rounds in a row with a long RTT (see [`SLOW`]).
+    /// Number of rounds in a row with a long RTT (see [`SLOW_ROUNDS`]).
     slow: u8,
     /// Bytes delivered and lost in this round.
     counted: (u64, u64),
@@ -191,14 +196,14 @@ pub struct Rate {
     /// The fraction of packets that the path loses however fast they are sent; see [`Self::see_loss`].
     path_loss: f64,
     /// The least path loss since start-up last began.
-    known_loss: f64,
+    least_path_loss: f64,
     /// The smoothed loss rate of rounds.
     lossy: f64,
     /// The greatest path loss that the sender makes up for, if the caller has set it.
     most_made_up: Option<f64>,
     /// In start-up, the cwnd is at least this many times what a round trip has carried.
     growth: f64,
-    /// By how much RTT samples may vary without jitter of the path.
+    /// RTT samples that vary by up to this much do not count as jitter.
     unsteady: Time,
     /// Whether the receiver acknowledges each packet.
     acknowledged_each: bool,
@@ -236,11 +241,11 @@ impl Rate {
             losses: VecDeque::new(),
             crowded: false,
             path_loss: 0.0,
-            known_loss: 0.0,
+            least_path_loss: 0.0,
             lossy: 0.0,
             most_made_up: None,
             growth: 0.0,
-            unsteady: UNSTEADY,
+            unsteady: HOST_JITTER,
             acknowledged_each: false,
         }
     }
@@ -256,17 +261,18 @@ impl Rate {
     /// are lost there.
     #[must_use]
     pub fn starting_fast(self) -> Self {
-        Self { growth: GROWTH, ..self }
+        Self { growth: FAST_START_FACTOR, ..self }
     }
 
-    /// For a sender whose receiver acknowledges each packet: goes on where most packets and ACKs are lost.
+    /// For a sender whose receiver acknowledges each packet: keeps enough in flight to get ACKs even if most
+    /// packets and ACKs are lost.
     #[must_use]
     pub fn acknowledged_each(self) -> Self {
         Self { acknowledged_each: true, ..self }
     }
 
-    /// Sets by how much RTT samples may vary without jitter of the path. It is for senders with few RTT
-    /// samples, between which a queue changes much.
+    /// RTT samples that vary by up to `unsteady` do not count as jitter. Meant for senders with few RTT
+    /// samples, because a queue changes much between two of them.
     #[must_use]
     pub fn unsteady(self, unsteady: Time) -> Self {
         Self { unsteady, ..self }
@@ -292,7 +298,7 @@ impl Rate {
     /// as in flight until their loss is detected.
     pub fn flight(&self) -> u64 {
         let flight = (self.window as f64 / (1.0 - self.made_up())) as u64;
-        if self.acknowledged_each && self.path_loss > HALF && self.is_clear() {
+        if self.acknowledged_each && self.path_loss > VERY_LOSSY && self.is_clear() {
             // The pacing rate limits too, so this adds packets only while no ACK arrives.
             flight.max(self.answered() * self.full)
         } else {
@@ -300,19 +306,20 @@ impl Rate {
         }
     }
 
-    /// Whether the RTT shows no queue. Senders that overflow a queue together see loss that none of them lessens by
-    /// slowing down, but they see the queue too.
+    /// Whether the RTT shows no queue. If many senders overflow a queue together, none of them can lessen the
+    /// loss by slowing down alone. But each of them sees the queue in its RTT.
     fn is_clear(&self) -> bool {
         self.base.is_some_and(|base| self.smooth <= base + queue_shows(base) + self.held_up())
     }
 
-    /// Number of packets of which one is answered with a probability of 0.95. 0 if the loss rate is not known.
+    /// Number of packets that must be sent for at least one ACK to arrive with a probability of 0.95. 0 if
+    /// the loss rate is not known.
     pub fn answered(&self) -> u64 {
-        let arrives = 1.0 - self.path_loss.min(MOST_MADE_UP_BEYOND);
+        let arrives = 1.0 - self.path_loss.min(EXTREME_MAX_MADE_UP);
         if self.losses.is_empty() {
             0
         } else {
-            (ANSWERED / (arrives * arrives)) as u64
+            (FLIGHT_ACKS / (arrives * arrives)) as u64
         }
     }
 
@@ -323,7 +330,7 @@ impl Rate {
 
     /// Pacing rate in bytes a second; `None` if only the cwnd limits.
     pub fn pace(&self) -> Option<f64> {
-        let base = self.base.filter(|&base| base >= PACED)?;
+        let base = self.base.filter(|&base| base >= MIN_PACED_RTT)?;
         let mut rate = self.rates.front()?.1;
         if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
             // A few small messages do not show the path's rate, and must not slow down the data that follows.
@@ -331,14 +338,14 @@ impl Rate {
             rate = rate.max((self.initial * self.full).max(carried) as f64 / base.as_secs_f64());
         }
         let gain = match self.mode {
-            Mode::Starting => STARTING,
-            Mode::Draining => 1.0 / STARTING,
+            Mode::Starting => STARTUP_GAIN,
+            Mode::Draining => 1.0 / STARTUP_GAIN,
             Mode::Cruising(phase, _) => CYCLE[phase],
             Mode::Looking(_) | Mode::Checking(_) => 1.0,
         };
         // A delivery rate that was measured with few ACKs may be far too low.
-        let least = if self.acknowledged_each && self.path_loss > HALF {
-            FLOOR as f64 / self.smooth.max(base).as_secs_f64()
+        let least = if self.acknowledged_each && self.path_loss > VERY_LOSSY {
+            MIN_PACKETS as f64 / self.smooth.max(base).as_secs_f64()
         } else {
             1.0
         };
@@ -347,25 +354,26 @@ impl Rate {
 
     /// Bytes that may always be in flight.
     fn floor(&self) -> u64 {
-        self.full * if self.path_loss > HALF { LOSSY_FLOOR } else { FLOOR }
+        self.full * if self.path_loss > VERY_LOSSY { LOSSY_MIN_PACKETS } else { MIN_PACKETS }
     }
 
     /// The fraction of the sent bytes that makes up for loss.
     pub fn made_up(&self) -> f64 {
-        if matches!(self.mode, Mode::Cruising(1..=2, _)) && self.path_loss > DOUBTED {
+        if matches!(self.mode, Mode::Cruising(1..=2, _)) && self.path_loss > SELF_CAUSED_LOSS {
             return 0.0;
         }
-        // Where much is lost, RTT samples are few, and a single one that is late says little.
-        let queued = if self.acknowledged_each && self.path_loss > HALF { LATE } else { 1 };
+        // On a very lossy path there are few RTT samples, so one late sample does not prove a queue.
+        let queued =
+            if self.acknowledged_each && self.path_loss > VERY_LOSSY { LOSSY_QUEUE_SAMPLES } else { 1 };
         if self.queued < queued || matches!(self.mode, Mode::Checking(_)) {
             let most = self.most_made_up.map(|most| match self.path_loss {
-                loss if self.acknowledged_each && loss > BEYOND && self.is_clear() => {
-                    most.max(MOST_MADE_UP_BEYOND)
+                loss if self.acknowledged_each && loss > EXTREME_LOSS && self.is_clear() => {
+                    most.max(EXTREME_MAX_MADE_UP)
                 }
-                loss if loss > HALF => most.max(MOST_MADE_UP),
+                loss if loss > VERY_LOSSY => most.max(LOSSY_MAX_MADE_UP),
                 _ => most,
             });
-            most.map_or(self.lossy.min(MADE_UP), |most| self.path_loss.min(most))
+            most.map_or(self.lossy.min(MAX_MADE_UP), |most| self.path_loss.min(most))
         } else {
             0.0
         }
@@ -404,7 +412,7 @@ impl Rate {
         self.path_loss
     }
 
-    /// The BDP in bytes, by an RTT that includes jitter.
+    /// The BDP in bytes, for an RTT that includes jitter.
     fn holds(&self) -> Option<u64> {
         let base = self.base?;
         let jitter = self.held_up();
@@ -421,11 +429,11 @@ impl Rate {
 
     /// Jitter allowance: how much longer than the minimum an RTT may be because of the path's jitter.
     fn held_up(&self) -> Time {
-        JITTERS * self.jitter.saturating_sub(self.unsteady)
+        JITTER_FACTOR * self.jitter.saturating_sub(self.unsteady)
     }
 
-    /// Measures jitter: how far RTT samples go up and down again from one to the next. A queue instead grows
-    /// over many samples, and shrinks over many.
+    /// Measures jitter: how far RTT samples go up and down again from one to the next. A queue, in contrast,
+    /// grows and shrinks over many samples.
     fn see_jitter(&mut self, trip: Option<Time>) {
         let Some(trip) = trip else { return };
         self.smooth = if self.smooth.is_zero() { trip } else { self.smooth - self.smooth / 8 + trip / 8 };
@@ -458,11 +466,13 @@ impl Rate {
         match self.mode {
             Mode::Starting => self.starting(sample, new_round),
             // If the path's jitter shows only now, the apparent queue was jitter: go on with start-up.
-            Mode::Checking(_) if self.calm >= QUEUED || self.found_jitter() => self.mode = Mode::Starting,
+            Mode::Checking(_) if self.calm >= QUEUE_SAMPLES || self.found_jitter() => {
+                self.mode = Mode::Starting
+            }
             Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
             Mode::Checking(_) => {}
             Mode::Draining | Mode::Cruising(..) if aged => {
-                self.mode = Mode::Looking(sample.now + LOOKING.max(self.base.unwrap_or_default()));
+                self.mode = Mode::Looking(sample.now + PROBE_RTT_TIME.max(self.base.unwrap_or_default()));
             }
             Mode::Draining => {
                 if self.target(1.0).is_none_or(|most| sample.under_way <= most) {
@@ -489,7 +499,7 @@ impl Rate {
         self.sampled = (self.sampled.0 + arrived, self.sampled.1 + lost);
         let (arrived, lost) = self.sampled;
         let packets = (arrived + lost) as f64 / self.full as f64;
-        if packets < SAMPLED {
+        if packets < MIN_SAMPLE_PACKETS {
             return;
         }
         self.sampled = (0, 0);
@@ -504,13 +514,13 @@ impl Rate {
         }
         self.losses.push_back(share + error);
         self.path_loss = self.losses.iter().copied().fold(1.0, f64::min);
-        let known = self.known_loss.min(self.path_loss);
-        self.known_loss = known;
+        let least = self.least_path_loss.min(self.path_loss);
+        self.least_path_loss = least;
         let makes_up = self.most_made_up.is_some();
-        if makes_up && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
-            // The path loss has risen, and the rate fell until that was known. The next cycles would raise it
-            // only by a quarter each, which takes too long.
-            self.known_loss = self.path_loss;
+        if makes_up && self.path_loss > least + RESTART_LOSS && matches!(self.mode, Mode::Cruising(..)) {
+            // The path loss has risen, and the rate fell before this was detected. Later cycles would raise
+            // the rate only by a quarter each, which takes too long. So start up again.
+            self.least_path_loss = self.path_loss;
             (self.mode, self.plateau) = (Mode::Starting, 0);
             (self.reached, self.carried) = (0.0, 0);
         }
@@ -529,7 +539,7 @@ impl Rate {
     /// Processes an RTT sample. Returns whether the minimum RTT has expired and must be measured again.
     fn tripped(&mut self, now: Time, trip: Time) -> bool {
         let trip = trip.max(Time::from_micros(10));
-        let aged = now.saturating_sub(self.base_at) > BASE_LASTS;
+        let aged = now.saturating_sub(self.base_at) > MIN_RTT_VALID;
         let trip = self.usual(trip);
         if self.base.is_none_or(|base| trip <= base || aged) {
             (self.base, self.base_at, self.queued) = (Some(trip), now, 0);
@@ -547,7 +557,7 @@ impl Rate {
     /// The RTT that counts. On a path that reorders it is the median of the last samples, since the RTT of a
     /// packet or ACK that overtakes others is too short.
     fn usual(&mut self, trip: Time) -> Time {
-        if self.late_trips.len() == TRIPS {
+        if self.late_trips.len() == MEDIAN_SAMPLES {
             self.late_trips.pop_front();
         }
         self.late_trips.push_back(trip);
@@ -563,7 +573,7 @@ impl Rate {
     /// may have done so too. So the first few times, raise the minimum RTT to the smoothed RTT and measure it
     /// anew.
     pub fn overtaken(&mut self) {
-        if self.overtaken < SIGNS {
+        if self.overtaken < MAX_OVERTAKEN {
             self.overtaken += 1;
             self.base = self.base.map(|base| base.max(self.smooth));
         }
@@ -576,7 +586,7 @@ impl Rate {
             true => (self.queued.saturating_add(1), 0),
             false => (0, self.calm.saturating_add(1)),
         };
-        self.crowded |= self.queued >= QUEUED;
+        self.crowded |= self.queued >= QUEUE_SAMPLES;
     }
 
     /// Measures how many bytes a round trip carries. If it took long to send a flight, its delivery rate is
@@ -597,7 +607,7 @@ impl Rate {
     fn see_slow_path(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         self.slow = if trip > 2 * (base + QUEUE) + self.held_up() { self.slow.saturating_add(1) } else { 0 };
-        if self.slow >= SLOW {
+        if self.slow >= SLOW_ROUNDS {
             let last = self.round.saturating_sub(1);
             self.rates.retain(|&(round, _)| round >= last);
         }
@@ -615,11 +625,11 @@ impl Rate {
         let jitter = !self.held_up().is_zero();
         self.jittery = jitter;
         let more = self.losses.back().map_or(0.0, |late| late - self.path_loss);
-        let full = if jitter && more > OVERFLOW { 1 } else { FULL_ROUNDS };
+        let full = if jitter && more > OVERFLOW_LOSS { 1 } else { FULL_ROUNDS };
         if self.plateau >= full {
             self.mode = Mode::Draining;
-        } else if self.queued >= QUEUED && self.reached > 0.0 && !jitter {
-            self.mode = Mode::Checking(self.round + CHECKED);
+        } else if self.queued >= QUEUE_SAMPLES && self.reached > 0.0 && !jitter {
+            self.mode = Mode::Checking(self.round + CSS_ROUNDS);
         }
     }
 
@@ -636,7 +646,7 @@ impl Rate {
         };
         if over {
             let rate = self.rates.front().map_or(0.0, |&(_, rate)| rate);
-            let again = phase == 1 && rate >= WORTH * self.probed;
+            let again = phase == 1 && rate >= PROBE_AGAIN_GAIN * self.probed;
             let next = if again { 0 } else { (phase + 1) % CYCLE.len() };
             if next == 0 {
                 self.probed = rate;
@@ -702,9 +712,9 @@ mod tests {
         let mut rate = Rate::new(1_400, 32);
         assert_eq!((rate.window(), rate.pace()), (32 * 1_400, None));
         rate.on_ack(&sample(40 * MS, 5e5, 40 * MS, 0));
-        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04), "not slower than it began");
+        assert_eq!(rate.pace(), Some(STARTUP_GAIN * 32.0 * 1_400.0 / 0.04), "not slower than it began");
         rate.on_ack(&sample(80 * MS, 2e6, 40 * MS, 1));
-        assert_eq!(rate.pace(), Some(STARTING * 2e6));
+        assert_eq!(rate.pace(), Some(STARTUP_GAIN * 2e6));
         let rate = cruising();
         let holds = 1e6 * (1.25 * 0.04 + 0.02);
         assert!((rate.window() as f64 - holds).abs() < 1_400.0, "{} of {holds}", rate.window());
@@ -714,7 +724,7 @@ mod tests {
     fn checking() -> Rate {
         let mut rate = Rate::new(1_400, 32);
         rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
-        for n in 1..=QUEUED {
+        for n in 1..=QUEUE_SAMPLES {
             assert_eq!(rate.mode, Mode::Starting);
             rate.on_ack(&sample((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
         }
@@ -740,7 +750,7 @@ mod tests {
             rate.on_ack(&AckSample { measured: Some(idle), ..late });
         }
         assert_eq!(rate.mode, Mode::Starting);
-        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
+        assert_eq!(rate.pace(), Some(STARTUP_GAIN * 32.0 * 1_400.0 / 0.04));
     }
 
     #[test]
@@ -760,7 +770,7 @@ mod tests {
         rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
         let long = AckSample { delivered: 100_000, ..sample(120 * MS, 1.25e6, 40 * MS, 0) };
         rate.on_ack(&long);
-        assert_eq!(rate.window(), (GROWTH * 100_000.0) as u64);
+        assert_eq!(rate.window(), (FAST_START_FACTOR * 100_000.0) as u64);
         // Bytes that waited in a queue do not count.
         let mut rate = Rate::new(1_400, 32).starting_fast();
         rate.on_ack(&sample(40 * MS, 1e6, 40 * MS, 0));
@@ -771,7 +781,7 @@ mod tests {
     #[test]
     fn late_acknowledgements_do_not_end_the_start() {
         let mut rate = checking();
-        for n in 0..QUEUED {
+        for n in 0..QUEUE_SAMPLES {
             rate.on_ack(&sample((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
         }
         assert_eq!(rate.mode, Mode::Starting);
@@ -790,7 +800,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_made_up_for_within_a_bound() {
+    fn a_sender_makes_up_for_loss_within_a_bound() {
         let mut rate = cruising();
         let pace = |rate: &Rate| {
             rate.pace().unwrap()
@@ -810,7 +820,7 @@ mod tests {
     }
 
     #[test]
-    fn who_retransmits_nothing_may_make_up_for_more() {
+    fn a_sender_without_retransmissions_may_make_up_for_more() {
         let mut rate = cruising().making_up(0.4);
         for _ in 0..60 {
             let round = rate.round + 1;
@@ -841,7 +851,7 @@ mod tests {
     /// At first the path loses 70 % in front of a queue too short to be seen. Later it loses only what the
     /// queue cannot hold.
     #[test]
-    fn what_a_sender_loses_by_making_up_for_loss_is_no_loss_of_the_path() {
+    fn loss_that_making_up_for_loss_causes_is_not_path_loss() {
         let mut rate = cruising().making_up(0.4);
         for (loss, least, most) in [(0.7, 0.6, 0.62), (0.0, 0.0, 0.05)] {
             for _ in 0..100 {
@@ -851,7 +861,7 @@ mod tests {
                 let now = 40 * MS * (rate.round + 1) as u32;
                 rate.on_ack(&AckSample { fates, ..sample(now, arrived, 40 * MS, rate.round_ends) });
             }
-            let made_up = rate.path_loss().min(MOST_MADE_UP);
+            let made_up = rate.path_loss().min(LOSSY_MAX_MADE_UP);
             assert!((least..=most).contains(&made_up), "{loss}: {made_up} of {rate:?}");
         }
     }
@@ -894,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn who_overtakes_does_not_make_the_path_shorter() {
+    fn overtaking_packets_do_not_shorten_the_minimum_rtt() {
         let trips = [20, 40, 40, 40, 40, 20, 40, 40, 40, 20, 40, 40, 40, 40, 40];
         let mut rate = Rate::new(1_400, 32);
         for (n, &trip) in (0_u32..).zip(&trips) {
@@ -920,7 +930,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_round_trip_is_looked_for_again() {
+    fn an_old_minimum_rtt_is_measured_again() {
         let mut rate = cruising();
         let mut shrank = false;
         for round in 20..400 {

@@ -286,7 +286,9 @@ impl Link for MemoryLink {
         let (length, limit) = (message.len(), MAX_CONTROL as usize);
         if length > limit {
             let context = format!("a control message of {length} bytes is over the limit of {limit}");
-            return Err(Error::new(ErrorKind::Unsupported, "send control", context).hint("send less metrics"));
+            return Err(
+                Error::new(ErrorKind::Unsupported, "send control", context).hint("send fewer metrics")
+            );
         }
         self.push("send control", Frame::Control(message), length).await
     }

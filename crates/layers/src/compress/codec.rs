@@ -3,10 +3,10 @@
 //! An update is cut into blocks at multiples of [`BLOCK`] bytes, wherever its chunks begin. The part of a
 //! block that is in a chunk is a piece. A piece is encoded as
 //!
-//! | head | behind it |
+//! | head | the bytes after it |
 //! |---|---|
 //! | 0 | nothing: all values are zero |
-//! | 1 | the bytes as they are: no float32, not all of them finite, or some from 2^126 on |
+//! | 1 | the bytes unchanged, if not all are float32 values, finite and of a magnitude below 2^126 |
 //! | 2 | exponent `e` (i8), values / 2^e as float16 |
 //! | 3 | exponent `e` (i8), values / 2^e as int8 |
 //! | 4 to 7 | see [`super::scheme`] |
@@ -35,7 +35,7 @@ pub(super) const F16: u8 = 2;
 const INT8: u8 = 3;
 /// The smallest exponent `e`. Both 2^e and 2^-e are normal float32 values.
 pub(super) const LEAST: i32 = -126;
-/// Values from 2^126 on might be rounded to infinity.
+/// Values with this magnitude (2^126) or more are not rounded: the result might be infinity.
 pub(super) const LARGEST: f32 = 8.507_059e37;
 
 /// The format that float32 values are sent in.
@@ -73,7 +73,7 @@ impl Format {
         }
     }
 
-    /// Replaces the float32 values of a whole update by what every receiver gets.
+    /// Rounds the float32 values of a whole update to the values that every receiver gets.
     pub fn round(self, layout: &Layout, update: &mut [u8]) {
         let raw = others(layout);
         let end = layout.bytes().min(update.len() as u64);

@@ -28,7 +28,6 @@ pub mod fuzz;
 mod low_rank;
 mod scheme;
 pub use codec::Format;
-pub use low_rank::{Factors, LowRank};
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
 pub use low_rank::{Factors, LowRank};
 pub use scheme::{floats, put_back, Scheme};
@@ -99,7 +98,7 @@ impl Compress {
         }
         let why = "a chunk is one datagram, which has no room for the factors of powersgd";
         Err(Error::new(ErrorKind::Unsupported, "compress updates", why)
-            .hint("take another compression as int8, or another transport as udp"))
+            .hint("take another compression, such as int8, or another transport, such as tcp"))
     }
 
     fn is_low_rank(self) -> bool {
@@ -114,7 +113,7 @@ impl Compress {
         }
     }
 
-    /// How many plain bytes a payload of `room` bytes holds, if each piece becomes smaller.
+    /// How many plain bytes fit into a payload of `room` bytes, if each piece can be compressed.
     fn holds(self, room: u32) -> u32 {
         let plain = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
         // A chunk has the same length in both directions.

@@ -3,12 +3,12 @@
 //! A sender first rounds a whole update ([`Scheme::round`]). It adds what rounding left out to its next
 //! update ([`Scheme::feed_back`]). The layer then encodes the rounded values exactly. A piece that the scheme
 //! cannot encode exactly is sent as it is. Such pieces are parts of a block that a chunk has cut, and values
-//! that were not rounded, as those of a whole model.
+//! that were not rounded, for example those of a whole model.
 //!
 //! Encoded pieces have one of these heads, or one of [`super::codec`]. A step is a float32 whose lower 16 bits
 //! are 0. It has 8 significant bits, so a step times a code is exact.
 //!
-//! | head | behind it |
+//! | head | the bytes after it |
 //! |---|---|
 //! | 4 | step (u16), codes as i8: value = step * code |
 //! | 5 | step (u16), codes of 4 bits, the first in the lower half of a byte |
@@ -141,7 +141,7 @@ impl Piece {
         self.values.fill(value);
     }
 
-    /// Replaces each value by the nearest multiple of the step of which `levels` are the largest magnitude.
+    /// Replaces each value by the nearest multiple of the step. The step is `largest / levels`.
     fn round_to_steps(&mut self, largest: f32, levels: f32) {
         let Some(step) = step_of(largest / levels) else { return self.fill(0.0) };
         for value in &mut self.values {
@@ -151,7 +151,7 @@ impl Piece {
 
     /// Replaces each value by 0 or plus or minus a step.
     fn round_to_three(&mut self, largest: f32) {
-        // Relative to the largest value no sum overflows.
+        // Divide by the largest value, so that no sum overflows.
         let relative = self.values.map(|value| value.abs() / largest);
         let (total, _) = sums(&relative, 0.0);
         let least = TERNARY_THRESHOLD * total / self.count as f32;
@@ -174,7 +174,7 @@ impl Piece {
         }
     }
 
-    /// Appends the codes of the values, if each value is a step times a code of `bits` bits.
+    /// Appends the codes of the values. Returns false if a value is not a step times a code of `bits` bits.
     fn write_steps(&self, largest: f32, bits: u8, out: &mut Vec<u8>) -> bool {
         let (head, levels) = match bits {
             8 => (STEP8, 127.0),
@@ -203,7 +203,8 @@ impl Piece {
         true
     }
 
-    /// Appends the values as float16, without zeros if that is shorter. Only if float16 is exact.
+    /// Appends the values as float16, without zeros if that is shorter. Returns false, and appends nothing,
+    /// if float16 would not be exact.
     fn write_halves(&self, largest: f32, out: &mut Vec<u8>) -> bool {
         let exponent = Format::F16.exponent(largest);
         let (into, back) = (two_to(-exponent), two_to(exponent));
@@ -240,7 +241,7 @@ fn nearest(value: f32) -> f32 {
     (value + SHIFT) - SHIFT
 }
 
-/// The sum of the values over `least`, and how many there are.
+/// The sum of the values that are greater than `least`, and their number.
 fn sums(values: &[f32], least: f32) -> (f32, f32) {
     let (mut total, mut many) = ([0.0_f32; LANES], [0.0_f32; LANES]);
     for lanes in values.chunks(LANES) {
@@ -380,11 +381,11 @@ impl Scheme {
     }
 }
 
-/// Adds the parts of an update that do not count to its sender's residual.
+/// Adds the lost ranges of an update back to its sender's residual, so that they are sent later.
 pub fn put_back(layout: &Layout, sent: &[u8], lost: &Ranges, residual: &mut [f32]) {
     for range in floats(layout, sent.len().min(residual.len() * VALUE)) {
         for part in lost.within(Range::new(range.start as u64, range.end as u64)) {
-            // A value of which a byte is missing did not arrive.
+            // A value counts as lost if any of its bytes is missing.
             let (from, to) = (part.start as usize / VALUE, (part.end as usize).div_ceil(VALUE));
             for (left, sent) in residual[from..to].iter_mut().zip(sent[from * VALUE..].chunks_exact(VALUE)) {
                 let sum = *left + value(sent);
@@ -451,8 +452,8 @@ fn threshold(fraction: f64, raw: &Ranges, update: &[u8]) -> (u32, usize) {
     (class << 16 | rest, ties)
 }
 
-/// The class of the `wanted`-th value, counted from the highest class down; and how many of the first `wanted`
-/// values are in this class.
+/// Counts values from the highest class down to the `wanted`-th. Returns the class of that value, and how
+/// many of the counted values are in this class.
 fn last_of(counts: &[usize], wanted: usize) -> (u32, usize) {
     let mut left = wanted;
     for (class, &count) in counts.iter().enumerate().rev() {
@@ -464,8 +465,8 @@ fn last_of(counts: &[usize], wanted: usize) -> (u32, usize) {
     (0, left)
 }
 
-/// Replaces values below the threshold `least` by 0. `ties` says how many values of exactly the threshold may
-/// stay, and is counted down. Returns the largest magnitude that stays.
+/// Replaces values below the threshold `least` by 0. `ties` is the number of values equal to the threshold
+/// that may stay; it is decremented for each. Returns the largest magnitude that stays.
 fn keep_largest(piece: &mut Piece, least: u32, ties: &mut usize) -> f32 {
     let mut largest = 0_u32;
     for value in &mut piece.values[..piece.count] {
@@ -659,7 +660,7 @@ mod tests {
                 };
                 let (ours, plain) = (error(&|at| f64::from(found[at])), error(&|at| expected[at]));
                 let whole = norm(block.iter().map(|&value| f64::from(value)));
-                // A step has 8 significant bits, and so has a float16 more than that.
+                // A step has 8 significant bits, and a float16 has more.
                 prop_assert!(ours <= plain + whole / 128.0, "{scheme}: {ours}, plainly {plain}, of {whole}");
                 prop_assert!(ours <= whole, "{scheme} makes a block worse than sending nothing");
             }
@@ -709,7 +710,7 @@ mod tests {
 
         #[test]
         fn as_many_values_are_sent_as_asked(fraction in 0.001_f64..1.0, update in floats()) {
-            // All magnitudes that are equal to the least that is sent, are told apart by their place.
+            // Many magnitudes are equal to the threshold. Those that come first are sent.
             let same: Vec<f32> = update.iter().map(|value| (value * 4.0).round() / 4.0).collect();
             let wanted = (fraction * same.len() as f64).ceil() as usize;
             let there = same.iter().filter(|value| **value != 0.0).count();

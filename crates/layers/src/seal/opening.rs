@@ -32,7 +32,7 @@ impl Opening<'_> {
         }
     }
 
-    /// Reads what is before the records of a chunk. `None` if this is no sealed chunk.
+    /// Reads the bytes before the records of a chunk. `None` if this is no sealed chunk.
     fn read(&self, chunk: &ChunkHeader, sealed: &[u8]) -> Option<Preface> {
         let (number, rest) = sealed.split_first_chunk::<8>()?;
         let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -46,7 +46,7 @@ impl Opening<'_> {
     }
 
     /// Opens the records that have arrived whole into the chunk's place, and tells the sink. Drops a chunk
-    /// that has come before, or that is too old to know.
+    /// that has arrived before, or is too old for the replay window.
     fn open(&self, preface: &Preface, records: &mut [u8], holes: &Ranges) {
         let Preface { chunk, number, grid, .. } = preface;
         let Some((_, opener)) = &self.link.ends else { return };
@@ -61,8 +61,8 @@ impl Opening<'_> {
             self.link.copied.fetch_add(grid.total() - lost.bytes(), Ordering::Relaxed);
             let (authentic, whole) = (self.link.layer.cipher.is_authenticated(), holes.is_empty());
             let proved = lost.is_empty() || lost.bytes() < grid.total();
-            // If all of a chunk has arrived, all its records must be authentic. If it has holes, one
-            // authentic record proves it. If no record has arrived whole, nothing proves that it is forged.
+            // A whole chunk is genuine if all its records are authentic. A chunk with holes is genuine if one
+            // record is authentic. If no record has arrived whole, it does not count as forged.
             let forged =
                 if whole { !lost.is_empty() } else { !authentic || !(proved || opened.refused.is_empty()) };
             if forged {

@@ -175,7 +175,7 @@ impl Node {
 
     /// Handles a neighbour's message about models.
     pub(super) fn neighbour_says(&mut self, now: Time, index: usize, message: Control) {
-        if self.says_of_mean(now, index, &message) {
+        if self.handle_mean_message(now, index, &message) {
             return;
         }
         if let Some(reason) = self.contradiction(index, &message) {

@@ -1,20 +1,22 @@
 //! Averaging by segments, on a full graph with equal weights: a reduce-scatter and an all-gather.
 //!
-//! Where all nodes mix by the same weights, all get the same mean, so it is enough if one node computes it.
-//! Each node owns a segment of the model, which follows from the order of the nodes' names. It gets this
-//! segment of all models, averages it, and sends the mean to all others. So a node sends 2 (n - 1) / n models
-//! an iteration, and not n - 1.
+//! If all nodes mix by the same weights, all get the same mean, so each byte of it needs to be computed only
+//! once. Each node owns one segment of the model; the order of the nodes' names decides which. It receives
+//! this segment of all other models, averages it, and sends the mean to all others. So in an iteration a node
+//! sends 2 (n - 1) / n models instead of n - 1.
 //!
-//! Two parcels carry an iteration. The parcel `round` is a node's own model, as always, of which a node sends
-//! each neighbour the segment that the neighbour owns. The parcel `round | MEAN` is the mean. Both go on by
-//! pieces: the mean of a piece is sent as soon as all contributions to it are here.
+//! Each node sends two parcels in an iteration. The parcel `round` is its own model, as without segments, but
+//! each neighbour gets only the segment that it owns. The parcel `round | MEAN` is the mean of the node's
+//! segment. A segment is cut into pieces: the mean of a piece is sent as soon as all contributions to it have
+//! arrived.
 //!
-//! A node falls back to whole models for an iteration if something of this fails: a neighbour is missing or
-//! sends whole models, or a value is not finite. It then asks its neighbours for the rest of their models,
-//! which they keep until it has confirmed the iteration. By that request a neighbour learns that it gets no
-//! mean, and falls back too, unless it has all means already. After [`MAX_FAILURES`] such iterations in a row
-//! the node tries again only in every [`RETRY`]th iteration. All nodes do so in the same ones, for a node may
-//! not learn that others have met again.
+//! A node falls back to whole models for an iteration if this fails: a neighbour is missing or sends whole
+//! models, or a value is not finite. It then asks its neighbours for the rest of their models, which they
+//! keep until it has confirmed the iteration. From this request a neighbour learns that it gets no mean, and
+//! falls back too, unless it already has all means. After [`MAX_FAILURES`] such iterations in a row, the node
+//! averages by segments only in iterations whose number is a multiple of [`RETRY_INTERVAL`]. The number
+//! decides, so all nodes retry in the same iterations, even if a node does not learn that others have
+//! connected again.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -30,34 +32,36 @@ use crate::session::{Action, ClientAction};
 use crate::transfer::{Incoming, Step};
 use crate::{Fit, Span, Time};
 
-/// Set in the number of the parcel that is an iteration's mean.
+/// The bit that marks the parcel number of an iteration's mean.
 pub const MEAN: u32 = 1 << 31;
 /// Segments begin and end at multiples of this many bytes, so that no value is cut.
 const UNIT: u64 = 64;
-/// A segment is cut into at least this many pieces, if they are not too small.
-const PIECES: u64 = 4;
-/// Smallest and largest piece. Each piece costs a send to each neighbour.
-const LEAST_PIECE: u64 = 16 << 10;
-const MOST_PIECE: u64 = 1 << 20;
-/// Fewer nodes send as much by segments as by whole models.
-const LEAST_NODES: usize = 3;
-/// After so many iterations in a row that fell back, the node exchanges whole models, except in the iterations
-/// whose numbers are multiples of `RETRY`.
+/// A segment is cut into at least this many pieces, unless they would be smaller than [`MIN_PIECE`].
+const MIN_PIECES: u64 = 4;
+/// Minimum and maximum size of a piece, in bytes. Smaller pieces cost more sends: one to each neighbour for
+/// each piece.
+const MIN_PIECE: u64 = 16 << 10;
+const MAX_PIECE: u64 = 1 << 20;
+/// With fewer nodes, segments save nothing.
+const MIN_NODES: usize = 3;
+/// After this many iterations in a row that fell back, the node exchanges whole models, except in iterations
+/// whose number is a multiple of `RETRY_INTERVAL`.
 const MAX_FAILURES: u32 = 3;
-const RETRY: u32 = 16;
+const RETRY_INTERVAL: u32 = 16;
 /// Weights count as equal if they differ by at most this fraction.
-const TOLERANCE: f64 = 1e-9;
+const WEIGHT_TOLERANCE: f64 = 1e-9;
 
-/// What a node knows of averaging by segments.
+/// A node's state for averaging by segments.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     /// The current iteration and later ones in which this node exchanges whole models.
     whole: BTreeSet<u32>,
-    /// How many iterations in a row fell back.
+    /// Number of iterations in a row that fell back.
     failures: u32,
-    /// The iteration that is averaged by segments, or was the last one.
+    /// The iteration that is being averaged by segments, or the last one that was.
     open: Option<Open>,
-    /// The own model's weight, relative to the neighbours'. `None`: what is missing to 1.
+    /// The own model's weight, in the unit of the neighbours' weights. `None`: 1 minus the sum of the
+    /// neighbours' weights.
     own: Option<f64>,
     /// Ranges of the current iteration's sums that include the own model.
     averaged: Ranges,
@@ -67,24 +71,24 @@ pub(super) struct Segments {
 #[derive(Debug)]
 struct Open {
     round: u32,
-    /// What the chunks of the mean name as their layout, and their largest size. They are kept here, because the
-    /// mean may be sent again after the next iteration has begun, whose group may be another one.
+    /// The layout hash of the mean's chunks, and their maximum size. They are stored here because the mean
+    /// may be sent again after the next iteration has begun with another group of nodes.
     hash: LayoutHash,
     chunk: u64,
-    /// The node's own segment, cut.
+    /// The pieces of the node's own segment.
     pieces: Vec<Piece>,
     /// Indices of pieces to average.
     due: VecDeque<usize>,
     /// The averaged ranges.
     done: Ranges,
-    /// How many pieces are not averaged yet.
+    /// Number of pieces that are not averaged yet.
     left: usize,
 }
 
 #[derive(Debug)]
 struct Piece {
     range: Range,
-    /// All contributions are here.
+    /// All contributions have arrived.
     full: bool,
 }
 
@@ -93,9 +97,9 @@ struct Piece {
 pub(super) struct Passing {
     round: u32,
     waiting: Ranges,
-    /// How many Ends to send after the waiting ranges.
+    /// Number of End messages to send after the waiting ranges.
     ends: u32,
-    /// How many Ends follow the range that is being sent; `None` if none is.
+    /// Number of End messages to send after the range that is being sent; `None` if no range is being sent.
     sending: Option<u32>,
 }
 
@@ -112,7 +116,7 @@ impl Passing {
         Some(first)
     }
 
-    /// Sends nothing more. What is being sent goes on.
+    /// Drops the waiting ranges and Ends. The range that is being sent continues.
     fn stop(&mut self) {
         (self.waiting, self.ends) = (Ranges::new(), 0);
         self.sending = self.sending.map(|_| 0);
@@ -151,7 +155,7 @@ fn cut(ranges: &Ranges, rank: usize, nodes: usize) -> Ranges {
 
 /// Bytes of a piece of this segment.
 fn piece_size(segment: &Ranges) -> u64 {
-    (segment.bytes() / PIECES).next_multiple_of(UNIT).clamp(LEAST_PIECE, MOST_PIECE)
+    (segment.bytes() / MIN_PIECES).next_multiple_of(UNIT).clamp(MIN_PIECE, MAX_PIECE)
 }
 
 fn cut_to_pieces(segment: &Ranges) -> Vec<Piece> {
@@ -178,7 +182,8 @@ fn round_of_mean(parcel: u32) -> Option<u32> {
 }
 
 impl Node {
-    /// Says how much the own model counts beside the weights of [`Node::begin`]; `None`: what is missing to 1.
+    /// Sets the own model's weight, in the unit of the weights of [`Node::begin`]. `None`: 1 minus the sum of
+    /// those.
     pub fn weigh_own(&mut self, weight: Option<f64>) {
         self.segments.own = weight;
     }
@@ -193,7 +198,7 @@ impl Node {
         }
         let Some(weights) = self.announced.of(round) else { return false };
         let nodes = weights.len() + 1;
-        if nodes < LEAST_NODES || !self.is_uniform(weights) {
+        if nodes < MIN_NODES || !self.is_uniform(weights) {
             return false;
         }
         let (nodes, bytes) = (nodes as u128, u128::from(self.size().wanted(round).bytes()));
@@ -202,15 +207,15 @@ impl Node {
 
     fn is_uniform(&self, weights: &Weights) -> bool {
         let own = self.segments.own.unwrap_or(1.0 / (weights.len() + 1) as f64);
-        weights.values().all(|weight| (weight - own).abs() <= TOLERANCE * own)
+        weights.values().all(|weight| (weight - own).abs() <= WEIGHT_TOLERANCE * own)
     }
 
-    /// Whether this node averages an iteration by segments, as far as is known.
+    /// Whether this node averages an iteration by segments, unless it falls back later.
     pub(super) fn by_segments(&self, round: u32) -> bool {
         !self.segments.whole.contains(&round) && self.may_segment(round)
     }
 
-    /// Whether an iteration is being averaged by segments now.
+    /// Whether this node is averaging this iteration by segments now.
     pub(super) fn is_averaging(&self, round: u32) -> bool {
         self.stage == Stage::Waiting && self.segments.open.as_ref().is_some_and(|open| open.round == round)
     }
@@ -256,14 +261,14 @@ impl Node {
         open.map_or_else(|| layout.of_group(self.group(round)), |open| open.hash)
     }
 
-    /// Maximum number of payload bytes in a chunk of a parcel; `None`: as many as in any other. A segment's
-    /// pieces are averaged when their chunks are here, so a chunk is no larger than a piece.
+    /// Maximum number of payload bytes in a chunk of a parcel; `None`: as in other parcels. A piece can be
+    /// averaged only when its chunks have arrived, so a chunk is no larger than a piece.
     pub fn chunk_of(&self, parcel: u32) -> Option<u32> {
         let open = self.segments.open.as_ref().filter(|open| open.round == parcel & !MEAN)?;
         u32::try_from(open.chunk).ok()
     }
 
-    /// The ranges of a neighbour's model of an iteration that it sends; `None`: all.
+    /// The ranges that each neighbour sends of its model in an iteration; `None`: all.
     pub(super) fn expected_of(&self, round: u32) -> Option<Ranges> {
         if self.by_segments(round) {
             return Some(self.own_segment(round));
@@ -280,14 +285,15 @@ impl Node {
             let arrival = peer.arrivals.get(&round);
             arrival.is_none_or(|arrival| arrival.incoming.reassembly().part() == part.as_ref())
         };
-        // A model may have begun to arrive when other weights were known.
-        let waits = self.segments.failures >= MAX_FAILURES && !round.is_multiple_of(RETRY);
+        // A model may have begun to arrive while the node expected other ranges, because of other weights.
+        let waits = self.segments.failures >= MAX_FAILURES && !round.is_multiple_of(RETRY_INTERVAL);
         if waits || !self.peers.iter().all(fits) {
             self.fall_back(now, round);
         }
     }
 
-    /// Begins to average by segments, if all neighbours take part; else falls back. The own model is ready.
+    /// Begins to average by segments, or falls back if a neighbour does not take part. Call it when the own
+    /// model is ready.
     pub(super) fn open_segments(&mut self, now: Time, round: u32) {
         if !self.by_segments(round) {
             return;
@@ -311,8 +317,7 @@ impl Node {
         self.segments.open = Some(Open { round, hash, chunk, pieces, due, done, left });
     }
 
-    /// Looks for pieces to which all neighbours' contributions are here, once the segments of the own model
-    /// are being sent.
+    /// Finds pieces that are complete already when the own model's segments are being sent.
     pub(super) fn look_at_pieces(&mut self, round: u32) {
         if !self.is_averaging(round) {
             return;
@@ -323,7 +328,7 @@ impl Node {
         }
     }
 
-    /// Contributions to `range` have been added to the sums.
+    /// Finds pieces of `range` that are complete, after contributions to it have been added to the sums.
     pub(super) fn contributed(&mut self, round: u32, range: Range) {
         let Self { segments, peers, weights, .. } = self;
         let Some(open) = segments.open.as_mut() else { return };
@@ -343,9 +348,9 @@ impl Node {
         }
     }
 
-    /// A range that the driver must average now: iteration and range. The driver mixes the own model into the
-    /// sums of this range, writes the mean to where it lends the parcel `round | MEAN` from, then calls
-    /// [`Node::averaged`].
+    /// A range that the driver must average now, with its iteration. The driver mixes the own model into the
+    /// sums of this range, writes the mean to the memory from which it sends the parcel `round | MEAN`, and
+    /// calls [`Node::averaged`].
     pub fn due(&mut self) -> Option<(u32, Range)> {
         if !self.is_averaging(self.round) {
             return None;
@@ -392,7 +397,8 @@ impl Node {
         }
     }
 
-    /// Sends a neighbour the next range of the mean. Nothing else is being sent to it.
+    /// Sends a neighbour the next range of the mean. Call it only if nothing else is being sent to this
+    /// neighbour.
     pub(super) fn pass_next(&mut self, index: usize) {
         let link = self.link_of(index);
         let passing = &mut self.peers[index].passing;
@@ -419,7 +425,7 @@ impl Node {
         (0..ends).for_each(|_| self.tell(index, Control::End { parcel, sent }));
     }
 
-    /// Sending a range of the mean has ended. Returns whether this was about a mean.
+    /// Handles the report that a range was sent. Returns false if the parcel is no mean.
     pub(super) fn mean_was_sent(&mut self, index: usize, parcel: u32, span: Span) -> bool {
         let Some(round) = round_of_mean(parcel) else { return false };
         let passing = &mut self.peers[index].passing;
@@ -432,11 +438,11 @@ impl Node {
         true
     }
 
-    /// Handles a neighbour's message about a mean. Returns whether it was one.
-    pub(super) fn says_of_mean(&mut self, now: Time, index: usize, message: &Control) -> bool {
+    /// Handles a neighbour's message. Returns false if it is not about a mean.
+    pub(super) fn handle_mean_message(&mut self, now: Time, index: usize, message: &Control) -> bool {
         match *message {
             Control::End { parcel, .. } => {
-                // There is no mean of an iteration for which this node has sent nothing yet.
+                // A mean needs this node's contribution, so there is none of a later iteration.
                 let round = round_of_mean(parcel).filter(|&round| round <= self.round);
                 let Some(round) = round else { return false };
                 self.mean_ended(now, index, round);
@@ -494,7 +500,8 @@ impl Node {
         if !self.is_averaging(round) {
             let late = round <= self.round;
             self.peers[index].late += u64::from(late);
-            self.bad += u64::from(!late); // this node has sent nothing yet that such a mean could have
+            // A mean of a later iteration would need this node's contribution, which it has not sent.
+            self.bad += u64::from(!late);
             return None;
         }
         if chunk.layout != self.layout_of(chunk.round) {
@@ -537,8 +544,8 @@ impl Node {
         (!fresh.is_empty()).then_some(Taken { peer: index, round, weight: 0.0, mean: true, fresh })
     }
 
-    /// Reports that ranges of a mean, which [`Node::stored`] returned, were kept (`ok`), or that their values
-    /// cannot be used.
+    /// Reports that ranges of a mean, which [`Node::stored`] returned, were copied (`ok`), or that their
+    /// values cannot be used.
     pub fn mean_kept(&mut self, now: Time, index: usize, round: u32, parts: &[Range], ok: bool) {
         if !self.is_averaging(round) {
             return;
@@ -557,7 +564,7 @@ impl Node {
         self.advance(now);
     }
 
-    /// Whether all means of the iteration are here.
+    /// Whether all means of the iteration have arrived.
     pub(super) fn has_all_means(&self) -> bool {
         let averaged = self.segments.open.as_ref().is_some_and(|open| open.left == 0);
         let whole = |index: &usize| {
@@ -567,8 +574,8 @@ impl Node {
         averaged && self.weights.keys().all(whole)
     }
 
-    /// Ends the averaging of an iteration whose means are all here. Neighbours need not keep their models any
-    /// longer.
+    /// Ends the averaging of an iteration whose means have all arrived. Tells the neighbours that they need
+    /// not keep their models any longer.
     pub(super) fn close_segments(&mut self, now: Time, round: u32) {
         self.segments.failures = 0;
         for index in self.weights.keys().copied().collect::<Vec<_>>() {
@@ -576,7 +583,8 @@ impl Node {
         }
     }
 
-    /// Tries again to average by segments, after a neighbour has connected or the weights have changed.
+    /// Lets the next iteration average by segments again, after a neighbour has connected or the weights have
+    /// changed.
     pub(super) fn retry_segments(&mut self) {
         self.segments.failures = 0;
     }
@@ -623,7 +631,8 @@ impl Node {
         exchanges
     }
 
-    /// A neighbour has done something that a node which averages an iteration by segments does not do.
+    /// Falls back if `otherwise`: a neighbour has done something that a node which averages by segments never
+    /// does.
     pub(super) fn fall_back_if(&mut self, now: Time, round: u32, otherwise: bool) {
         let still = self.is_averaging(round)
             || round > self.round
@@ -633,7 +642,7 @@ impl Node {
         }
     }
 
-    /// Exchanges whole models in this iteration: asks each neighbour for the rest of its model.
+    /// Exchanges whole models in this iteration. Asks each neighbour for the rest of its model.
     pub(super) fn fall_back(&mut self, now: Time, round: u32) {
         let possible = self.may_segment(round);
         if !self.segments.whole.insert(round) {
@@ -662,7 +671,7 @@ impl Node {
             }
             arrival.over = false;
             if !met || !ended && !left_behind {
-                continue; // its End comes, and then the rest is asked for
+                continue; // the request follows its End
             }
             if arrival.incoming.is_first() {
                 self.ends(now, index, round);

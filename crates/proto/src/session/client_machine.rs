@@ -21,7 +21,7 @@ pub trait ClientMachine: Sized {
     /// The link to the server, to change it.
     fn dial_mut(&mut self) -> Option<&mut Dial<Self::Wanted>>;
 
-    /// Policy: what the client still has from before its link broke.
+    /// Policy: the model, update or tasks that the client still has from before its link broke.
     fn holding(&self) -> Holding;
 
     /// Policy: the server has let the client in, on a new link.
@@ -52,8 +52,8 @@ pub trait ClientMachine: Sized {
         self.dial()?.welcome()
     }
 
-    /// How often another attempt to connect begins beside those that have no answer yet; `None` if no server
-    /// has let the client in yet.
+    /// Interval at which further attempts to connect begin, in parallel to those without an answer. `None` if
+    /// no server has let the client in yet.
     fn pace(&self) -> Option<Time> {
         self.dial()?.pace()
     }
@@ -117,8 +117,8 @@ pub trait ClientMachine: Sized {
         }
     }
 
-    /// Reports that nothing gets through at the moment, and that the server is not the cause. The time does
-    /// not count against the server.
+    /// Reports that the link is held up, for example by a broker, and that the server is not the cause. This
+    /// time does not count as silence of the server.
     fn held(&mut self, now: Time) {
         if let Some(dial) = self.dial_mut() {
             dial.held(now);

@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_keeps_its_length_as_far_as_possible() {
+    fn an_impossible_interval_keeps_its_length_as_far_as_possible() {
         assert_eq!(seen(0, 20, 190 * 1000), (180, 200), "its end is not ahead of us");
         assert_eq!(seen(0, 20, 90 * 1000), (100, 120), "nor its start before the round");
         assert_eq!(seen(0, 500, 150 * 1000), (100, 200));
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_said_gets_out_of_what_is_possible() {
+    fn no_interval_reaches_beyond_its_limits() {
         let mut rng = Rng::new(&[7]);
         for case in 0..10_000 {
             // Values of all sizes, so that they are near to each other in some cases and far apart in others.

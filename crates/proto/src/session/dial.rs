@@ -11,22 +11,22 @@ use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{limits, Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
-use super::{Failure, Session, LEAST_HEARTBEAT, SAME_MODEL};
+use super::{Failure, Session, MIN_HEARTBEAT, SAME_MODEL};
 use crate::{micros, Kind, Time};
 
 /// Time before the first retry. It doubles with each retry.
 const MIN_BACKOFF: Time = Time::from_millis(100);
 /// Longest time between attempts.
 const MAX_BACKOFF: Time = Time::from_secs(5);
-/// Longest time between attempts in two cases. A client that was let in before should go on soon after the path
-/// is back. A client that knows several servers divides its attempts among them.
+/// Longest time between attempts in two cases: the client was let in before, and should continue soon after
+/// the path is back; or it knows several servers, among which it divides its attempts.
 const MAX_BACKOFF_REJOIN: Time = Time::from_secs(1);
 
-/// Round trips between attempts to connect that run beside each other, and the least time between them. While
-/// a path is down, an attempt's packets are lost, and the kernel repeats them after ever longer pauses, up to
-/// a minute. A new attempt finds out that the path is back.
-const PACE: u32 = 2;
-const LEAST_PACE: Time = Time::from_secs(1);
+/// Interval between parallel attempts to connect, in round trips, and its minimum. While a path is down, an
+/// attempt's packets are lost, and the kernel repeats them after ever longer pauses, up to a minute. A new
+/// attempt notices sooner that the path is back.
+const PACE_RTTS: u32 = 2;
+const MIN_PACE: Time = Time::from_secs(1);
 
 /// The settings of a client, which never change.
 #[derive(Debug, Clone)]
@@ -117,7 +117,7 @@ pub struct Dial<P> {
     purpose: Purpose,
     /// The server's last Welcome.
     welcome: Option<Welcome>,
-    /// How long the last link that was welcomed could be silent.
+    /// The silence timeout of the last link that was welcomed.
     silence: Option<Time>,
     /// The round trip of the path, measured when the server last let the client in.
     round_trip: Option<Time>,
@@ -135,29 +135,29 @@ pub struct Dial<P> {
     counted: u64,
     actions: VecDeque<ClientAction<P>>,
     done: bool,
-    way: Way,
+    targets: Targets,
 }
 
-/// The server to connect to: the client's own (its home), or others that may know where the home is now.
+/// The servers to connect to: the client's own (its home), and others that may know where the home is now.
 #[derive(Debug, Default)]
-struct Way {
+struct Targets {
     /// The URL to which a server has sent the client; `None`: the URL that the client was given.
     home: Option<String>,
     /// URLs of other servers of the job.
     others: Vec<String>,
     /// Attempts since the client was last let in, or was sent to another server.
     turn: usize,
-    /// The last attempt was at another server than the home.
-    is_asking: bool,
+    /// Whether the last attempt was at another server than the home.
+    is_at_other: bool,
 }
 
-impl Way {
+impl Targets {
     /// The URL for the next attempt. Attempts alternate between the home and the others, home first.
     fn next(&mut self) -> Option<String> {
         let turn = self.turn;
         self.turn += 1;
-        self.is_asking = turn % 2 == 1 && !self.others.is_empty();
-        if self.is_asking {
+        self.is_at_other = turn % 2 == 1 && !self.others.is_empty();
+        if self.is_at_other {
             self.others.get(turn / 2 % self.others.len()).cloned()
         } else {
             self.home.clone()
@@ -185,7 +185,7 @@ impl<P> Dial<P> {
             counted: 0,
             actions,
             done: false,
-            way: Way::default(),
+            targets: Targets::default(),
         }
     }
 
@@ -213,10 +213,10 @@ impl<P> Dial<P> {
         self.done
     }
 
-    /// How often another attempt to connect begins beside those that have no answer yet; `None` if no server
-    /// has let the client in yet, so that the path is not known.
+    /// Interval at which further attempts to connect begin, in parallel to those without an answer. `None` if
+    /// no server has let the client in yet, since the RTT is not known then.
     pub(crate) fn pace(&self) -> Option<Time> {
-        self.round_trip.map(|trip| LEAST_PACE.max(trip.saturating_mul(PACE)))
+        self.round_trip.map(|trip| MIN_PACE.max(trip.saturating_mul(PACE_RTTS)))
     }
 
     /// Whether the link keeps the order of messages and chunks; false without a link.
@@ -244,7 +244,7 @@ impl<P> Dial<P> {
         if self.done {
             return;
         }
-        // A path that was measured before needs no guess.
+        // Use the silence timeout that was measured before, if there is one.
         let session = Session::new(now, nonce, ordered, self.silence.unwrap_or(limits::GREET));
         self.link =
             Some(Dialed { session, challenge: None, greeted: false, greeted_at: now, welcomed: false });
@@ -260,21 +260,20 @@ impl<P> Dial<P> {
         if !may_retry || !self.reaching.may_retry(now) {
             return self.finish(Err(why));
         }
-        let (after, to) = (self.backoff(), self.way.next());
+        let (after, to) = (self.backoff(), self.targets.next());
         self.act(ClientAction::Connect { after, to });
     }
 
     /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter.
     fn backoff(&mut self) -> Time {
-        let is_usual = self.way.others.is_empty() && self.round_trip.is_none();
+        let is_usual = self.targets.others.is_empty() && self.round_trip.is_none();
         let last = if is_usual { MAX_BACKOFF } else { MAX_BACKOFF_REJOIN };
         let base = MIN_BACKOFF.saturating_mul(1 << self.retries.min(6)).min(last);
         self.retries += 1;
         base + base / 4 * ((self.jitter.draw() >> 48) as u32 % 1000) / 1000
     }
 
-    /// Reports that the link has ended. Returns whether this was news: there was a link, and the client is
-    /// not done.
+    /// Reports that the link has ended. Returns false if there was no link, or the client is done.
     pub(crate) fn closed(&mut self, now: Time, reason: &str) -> bool {
         if self.link.take().is_none() || self.done {
             return false;
@@ -308,7 +307,7 @@ impl<P> Dial<P> {
             }
             Control::Ping { clock, .. } if link.welcomed => self.send(Control::Pong { clock }),
             Control::Elsewhere { url } if link.greeted => return self.elsewhere(now, url),
-            Control::Others { urls } if link.welcomed => self.way.others = urls,
+            Control::Others { urls } if link.welcomed => self.targets.others = urls,
             message if link.welcomed => {
                 if let Some(parcel) = message.settles().filter(|_| self.purpose != Purpose::Graph) {
                     self.count(parcel);
@@ -348,8 +347,8 @@ impl<P> Dial<P> {
         self.act(proving);
     }
 
-    /// Reports that the proof is made; `None` if the server wanted none. `holding`: what the client still has
-    /// from before its link broke.
+    /// Reports that the proof is made; `None` if the server wanted none. `holding`: the model, update or
+    /// tasks that the client still has from before its link broke.
     pub(crate) fn proven(&mut self, now: Time, proof: Option<Proof>, holding: Holding) {
         let layout = self.known_layout().map(Layout::hash);
         let Some(link) = &mut self.link else { return };
@@ -379,7 +378,7 @@ impl<P> Dial<P> {
             link.welcomed = true;
         }
         self.reaching.done();
-        (self.retries, self.way.turn) = (0, 0);
+        (self.retries, self.targets.turn) = (0, 0);
         let first = self.welcome.is_none();
         self.welcome = Some(welcome.clone());
         if first {
@@ -393,10 +392,10 @@ impl<P> Dial<P> {
         self.act(ClientAction::Close);
         self.link = None;
         let reason = format!("its home is at {url} now");
-        if self.way.home.as_ref() != Some(&url) {
+        if self.targets.home.as_ref() != Some(&url) {
             self.retries = 0;
         }
-        (self.way.home, self.way.turn) = (Some(url), 0);
+        (self.targets.home, self.targets.turn) = (Some(url), 0);
         self.retry(now, reason.as_str());
         ServerEvent::Lost(reason)
     }
@@ -416,7 +415,7 @@ impl<P> Dial<P> {
         };
         let mismatch = self.mismatch(&difference);
         // Only the home can turn a client away for good.
-        if self.way.is_asking {
+        if self.targets.is_at_other {
             return self.refused(now, Refusal::Layout, mismatch);
         }
         let (tensor, spec, reason) = (difference.name, difference.ours, mismatch.to_string());
@@ -438,7 +437,7 @@ impl<P> Dial<P> {
         let why = Failure { may_retry: code.may_retry(), ..why.into() };
         let reason = format!("left: {}", why.cause);
         // Only the home can turn a client away for good.
-        if code.may_retry() || self.way.is_asking {
+        if code.may_retry() || self.targets.is_at_other {
             self.retry(now, why);
         } else {
             self.finish(Err(why));
@@ -454,8 +453,8 @@ impl<P> Dial<P> {
         }
     }
 
-    /// Reports that nothing gets through at the moment, and that the server is not the cause. The time does
-    /// not count against the server.
+    /// Reports that the link is held up, for example by a broker, and that the server is not the cause. This
+    /// time does not count as silence of the server.
     pub(crate) fn held(&mut self, now: Time) {
         if let Some(link) = &mut self.link {
             link.session.live.message_received(now);
@@ -468,9 +467,9 @@ impl<P> Dial<P> {
             let reason = plain(reason, MAX_REASON);
             // The server makes the client a member when it reads the Hello. This may be before the Welcome
             // arrives here.
-            let known = self.link.as_ref().is_some_and(|link| link.greeted);
+            let greeted = self.link.as_ref().is_some_and(|link| link.greeted);
             let bye = ClientAction::Send(Control::Bye { reason: reason.clone() });
-            self.act(if known { bye } else { ClientAction::Close });
+            self.act(if greeted { bye } else { ClientAction::Close });
             self.finish(Ok(reason));
         }
     }
@@ -485,7 +484,7 @@ impl<P> Dial<P> {
 
     fn heartbeat(&self) -> Time {
         let interval = self.welcome.as_ref().map_or(limits::GREET, |w| Time::from_micros(w.heartbeat));
-        interval.max(LEAST_HEARTBEAT)
+        interval.max(MIN_HEARTBEAT)
     }
 
     /// When the driver must call [`Dial::timeout`] at the latest.
@@ -527,7 +526,7 @@ impl<P> Dial<P> {
         if now >= link.session.live.deadline() {
             let timeout = link.session.live.timeout();
             self.act(ClientAction::Close);
-            return Err(format!("the server says nothing for {:.1} s", timeout.as_secs_f64()));
+            return Err(format!("the server has sent nothing for {:.1} s", timeout.as_secs_f64()));
         }
         if link.welcomed && link.session.take_due_ping(now, heartbeat) {
             let received = self.received;

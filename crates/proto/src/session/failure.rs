@@ -20,12 +20,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A refusal of which this end knows what to do about it.
+    /// A refusal with a hint of this end.
     pub fn hinted(cause: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..Self::from(cause.into()) }
     }
 
-    /// A failure of this kind that may be over later.
+    /// A failure of this kind after which a retry may succeed.
     pub(crate) fn transient(kind: Kind, cause: impl Into<String>) -> Self {
         Self { kind, may_retry: true, ..Self::from(cause.into()) }
     }

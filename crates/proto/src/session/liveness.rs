@@ -1,10 +1,10 @@
-//! The rule of liveness: a transfer ends after a time T without progress. T follows the measured rate; see
+//! The rule of liveness: a link ends after a time T without progress. T follows the measured rate; see
 //! [`Liveness::timeout`].
 
 use crate::Time;
 
-/// Progress means at least this many more bytes, one packet's worth. A peer that sends a byte a second makes
-/// no progress.
+/// A step: this many more bytes, about one packet, count as progress. So a peer that sends a byte a second
+/// makes no progress.
 const STEP: u64 = 1500;
 /// The timeout T is the smoothed time of a step, times this factor. It is at least `floor` and at most `floor
 /// * CEILING`.
@@ -21,14 +21,14 @@ pub struct Liveness {
     /// Bytes that have arrived since `last`, fewer than a step.
     gathered: u64,
     /// Smoothed time of a step.
-    usual: Option<Time>,
+    step_time: Option<Time>,
 }
 
 impl Liveness {
     /// Starts watching at `now`. T, the time without progress after which the link counts as broken, is at
     /// least `floor`.
     pub fn new(now: Time, floor: Time) -> Self {
-        Self { floor, last: now, gathered: 0, usual: None }
+        Self { floor, last: now, gathered: 0, step_time: None }
     }
 
     /// Reports that `bytes` more bytes arrived.
@@ -39,7 +39,7 @@ impl Liveness {
         }
         let steps = u32::try_from(self.gathered / STEP).unwrap_or(u32::MAX);
         let took = now.saturating_sub(self.last) / steps;
-        self.usual = Some(self.usual.map_or(took, |usual| (usual * 7 + took) / 8));
+        self.step_time = Some(self.step_time.map_or(took, |usual| (usual * 7 + took) / 8));
         self.gathered %= STEP;
         self.last = now;
     }
@@ -52,7 +52,7 @@ impl Liveness {
 
     /// The present T: how long the peer may make no progress.
     pub fn timeout(&self) -> Time {
-        let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(TIMEOUT_FACTOR));
+        let followed = self.step_time.map_or(self.floor, |usual| usual.saturating_mul(TIMEOUT_FACTOR));
         followed.clamp(self.floor, self.floor.saturating_mul(CEILING))
     }
 

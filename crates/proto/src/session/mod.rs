@@ -28,7 +28,7 @@ pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, Session
 pub use self::server_machine::ServerMachine;
 
 /// Shortest time between heartbeats, whatever the configuration says.
-const LEAST_HEARTBEAT: Time = Time::from_millis(1);
+const MIN_HEARTBEAT: Time = Time::from_millis(1);
 
 /// The hint of an error about different layouts.
 const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
@@ -41,7 +41,7 @@ pub(crate) struct Session {
     /// Whether the link keeps the order of messages and chunks: when a message arrives, no chunk that was
     /// sent before it is still on its way.
     pub ordered: bool,
-    /// Whether, besides, no chunk overtakes a message that was sent before it.
+    /// Whether, in addition, no chunk overtakes a message that was sent before it.
     pub in_order: bool,
     pub live: Liveness,
     /// Time without progress after which the peer is gone: the job's liveness, or ten round trips of the path if that is
@@ -52,12 +52,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// The peer may be silent for `silence` until the peers have met.
+    /// A new session. The peer may be silent for `silence` until [`Session::met`].
     fn new(now: Time, nonce: Nonce, ordered: bool, silence: Time) -> Self {
         Self { nonce, ordered, in_order: false, live: Liveness::new(now, silence), silence, pinged: now }
     }
 
-    /// Notes that the peers have met: an answer took `round_trip`. `liveness` is the job's.
+    /// Notes that the peer has answered the handshake, which took `round_trip`. `liveness` is the job's.
     fn met(&mut self, now: Time, round_trip: Time, liveness: Time) {
         self.silence = limits::stall(liveness, round_trip);
         self.live = Liveness::new(now, self.silence);

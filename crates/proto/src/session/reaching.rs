@@ -1,11 +1,11 @@
-//! How long a client goes on trying to be let in. Connecting, the handshake and the wait for the server's
-//! Welcome all count.
+//! How long a client tries to be let in. The time covers connecting, the handshake and the wait for the
+//! server's Welcome.
 
 use super::Failure;
 use crate::{Kind, Time};
 
 /// The client tries for at least this long, even with a timeout of 0.
-const ATTEMPT: Time = Time::from_secs(1);
+const MIN_TIMEOUT: Time = Time::from_secs(1);
 
 /// The time from a client's first attempt until it is let in.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Reaching {
     /// When the client gives up. `Time::ZERO` if no attempt was noted yet, so that the caller's timeout
     /// handler runs at once and calls [`Reaching::trying`].
     pub(crate) fn deadline(&self) -> Time {
-        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.timeout.max(ATTEMPT)))
+        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.timeout.max(MIN_TIMEOUT)))
     }
 
     /// Whether the timeout leaves time for another attempt after one that has failed.
@@ -57,7 +57,7 @@ impl Reaching {
     /// The reason for giving up: the last failure, or what the peer did instead of letting the client in.
     /// `connected`: there is a connection.
     pub(crate) fn reason(&self, connected: bool) -> Failure {
-        let seconds = self.timeout.max(ATTEMPT).as_secs_f64();
+        let seconds = self.timeout.max(MIN_TIMEOUT).as_secs_f64();
         let cause = match &self.failed {
             _ if connected => {
                 format!("the peer took the connection, but did not let this client into a job within {seconds:.1} s")

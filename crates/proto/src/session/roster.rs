@@ -8,7 +8,7 @@ use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, 
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use thalweg_wire::{limits, Layout, LayoutHash, Ranges, TensorSpec};
 
-use super::{Liveness, Session, LEAST_HEARTBEAT, SAME_MODEL};
+use super::{Liveness, Session, MIN_HEARTBEAT, SAME_MODEL};
 use crate::transfer::{both, Carried};
 use crate::{micros, Time};
 
@@ -16,7 +16,7 @@ use crate::{micros, Time};
 pub type LinkId = u64;
 
 /// How long a peer may take from connecting until its Hello. Other messages do not prolong this time.
-const HELLO: Time = limits::GREET;
+const HELLO_TIMEOUT: Time = limits::GREET;
 /// The server remembers at most this many clients with another layout.
 const MAX_MISMATCHES: usize = 64;
 
@@ -40,7 +40,7 @@ pub struct Traffic {
     pub received: u64,
     /// Bytes of payload copied in user space.
     pub copied: u64,
-    /// Sealed records that were received and given up; `None` if updates are not sealed.
+    /// Sealed records that were lost or could not be opened; `None` if updates are not sealed.
     pub records_lost: Option<u64>,
     /// Segments that the server retransmitted; `None` if the transport cannot tell.
     pub retransmissions: Option<u64>,
@@ -51,7 +51,7 @@ pub struct Traffic {
 pub struct Resent {
     /// Segments since the sender first connected.
     pub total: Option<u64>,
-    /// Segments that no transfer counts yet.
+    /// Segments that are not yet counted in a transfer's report.
     pending: Option<u64>,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct Member<M> {
     pub down: Resent,
     /// Segments that the client retransmitted.
     pub up: Resent,
-    /// Whether the client's Counted for a settled parcel is still to come.
+    /// Whether the server still waits for the client's Counted message about a settled parcel.
     uncounted: bool,
     pub own: M,
 }
@@ -191,9 +191,9 @@ pub struct Served<L> {
     resent: u64,
     /// When the policy wants to be called for this link.
     wake: Option<Time>,
-    /// When this link is looked at next; it is in [`Roster::timers`] under this time.
+    /// When [`Roster::look`] checks this link next; it is in [`Roster::timers`] under this time.
     timer: Time,
-    /// Set while the server waits for the client to say which tensor differs.
+    /// Set while the server waits for the client's answer about which tensor differs.
     mismatch: Option<LayoutMismatch>,
     pub(crate) own: L,
 }
@@ -211,8 +211,8 @@ impl<L> Served<L> {
         self.base = self.traffic;
     }
 
-    /// Notes that a transfer has begun, of which bytes may be here that are counted already: bytes since the peer's
-    /// last Ping, or since the transfer before, belong to it.
+    /// Notes that a transfer began earlier, so that bytes of it may already have been counted. The bytes
+    /// since the peer's last Ping belong to it, but none of the transfer before.
     pub(crate) fn count_since_ping(&mut self) {
         if self.at_ping.received > self.base.received {
             self.base = self.at_ping;
@@ -251,7 +251,7 @@ impl<L> Served<L> {
     fn due(&self, heartbeat: Time) -> Time {
         let next = match self.member {
             Some(_) => self.session.ping_at(heartbeat),
-            None => self.opened + HELLO,
+            None => self.opened + HELLO_TIMEOUT,
         };
         let transfers = self.upload.iter().chain(&self.download).map(Liveness::deadline);
         transfers.chain([next]).chain(self.wake).fold(self.session.live.deadline(), Time::min)
@@ -289,14 +289,13 @@ pub struct Roster<M, L, P> {
     members: BTreeMap<u32, Member<M>>,
     names: HashMap<String, u32>,
     links: BTreeMap<LinkId, Served<L>>,
-    /// When each link is looked at next. So an event need not look at all links.
+    /// The time of each link's next check. So an event need not check all links.
     timers: BTreeSet<(Time, LinkId)>,
     /// How many members are connected.
     connected: usize,
     /// Clients that were not let in because of their layout, each with how it differs.
     mismatches: BTreeMap<String, String>,
-    /// Links that ended because of a layout that differs. They stay until their reader calls
-    /// [`Roster::take_reported`].
+    /// Links that ended because of a different layout, until their reader calls [`Roster::take_reported`].
     reported: BTreeSet<LinkId>,
     actions: VecDeque<Action<P>>,
     /// Why the job is over; `None` while it runs.
@@ -321,7 +320,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     pub(crate) fn heartbeat(&self) -> Time {
-        (self.config.liveness / 4).max(LEAST_HEARTBEAT)
+        (self.config.liveness / 4).max(MIN_HEARTBEAT)
     }
 
     pub(crate) fn members(&self) -> &BTreeMap<u32, Member<M>> {
@@ -349,13 +348,13 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.links.get(&link)
     }
 
-    /// Changes the state of a link, and updates the time at which it is looked at next.
+    /// Changes the state of a link, and updates the time of its next check.
     pub(crate) fn on_link<T>(&mut self, link: LinkId, change: impl FnOnce(&mut Served<L>) -> T) -> Option<T> {
         let heartbeat = self.heartbeat();
         let served = self.links.get_mut(&link)?;
         let result = change(served);
         let due = served.due(heartbeat);
-        // A timer that is too early is corrected when it fires. One that is too late would be missed.
+        // Move the timer only to an earlier time. A timer that is too early is corrected when it fires.
         if due < served.timer {
             self.timers.remove(&(served.timer, link));
             served.timer = due;
@@ -434,7 +433,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     pub(crate) fn open(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
         let token = self.admission.wants_token();
         let challenge = Challenge::new(nonce, token, self.config.job, micros(now));
-        let session = Session::new(now, challenge.nonce, ordered, self.config.liveness.max(HELLO));
+        let session = Session::new(now, challenge.nonce, ordered, self.config.liveness.max(HELLO_TIMEOUT));
         let mut served = Served {
             session,
             opened: now,
@@ -527,15 +526,15 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     /// Records why a client was not let in, and reports it once, however often the client tries again.
     fn record_mismatch(&mut self, client: &str, reason: &str) {
-        let known = self.mismatches.get(client).is_some_and(|before| before == reason);
+        let reported = self.mismatches.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
         let room = self.mismatches.len() < MAX_MISMATCHES || self.mismatches.contains_key(client);
-        // A connected client with this name is another one than the client that was turned away.
+        // If a client with this name is connected, it is not the one that was turned away.
         if room && !connected {
             self.mismatches.insert(client.into(), reason.into());
         }
         // A node of a graph reports this itself.
-        if !known && self.config.purpose != Purpose::Graph {
+        if !reported && self.config.purpose != Purpose::Graph {
             self.act(Action::TurnedAway { client: client.into(), reason: reason.into() });
         }
     }
@@ -543,11 +542,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     /// Lets a client in. The caller has already dropped its old link. Returns the client's number, and
     /// whether the same process was connected before.
     pub(crate) fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
-        let known = self.named(&hello.name);
-        let number = known.unwrap_or_else(|| self.insert(&hello.name, hello.instance));
+        let existing = self.named(&hello.name);
+        let number = existing.unwrap_or_else(|| self.insert(&hello.name, hello.instance));
         let mut same = false;
         if let Some(member) = self.members.get_mut(&number) {
-            same = known.is_some() && member.instance == hello.instance;
+            same = existing.is_some() && member.instance == hello.instance;
             (member.instance, member.link) = (hello.instance, Some(link));
             (member.departed, member.parting, member.farewell) = (false, None, false);
         }
@@ -629,7 +628,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
                     .differs(link, &tensor, spec)
                     .map_or(MemberEvent::Nothing, MemberEvent::LayoutMismatch);
             }
-            (None, _) if comparing => return MemberEvent::Senseless("only how the layout differs was asked"),
+            (None, _) if comparing => {
+                return MemberEvent::Senseless("the server asked only how the layout differs")
+            }
             (None, Control::Hello(hello)) => return MemberEvent::Hello(hello),
             (None, _) => return MemberEvent::Senseless("the first message must be a Hello"),
             (Some(_), Control::Hello(_)) => {
@@ -718,8 +719,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         });
     }
 
-    /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause. The
-    /// time does not count against the peer.
+    /// Reports that this link is held up, for example by a broker, and that its peer is not the cause. This
+    /// time does not count as silence of the peer.
     pub(crate) fn held(&mut self, now: Time, link: LinkId) {
         self.on_link(link, |served| {
             let transfers = served.upload.iter_mut().chain(&mut served.download);
@@ -764,16 +765,16 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     pub(crate) fn look(&mut self, now: Time, link: LinkId) -> Result<(), String> {
         let heartbeat = self.heartbeat();
         let Some(served) = self.links.get_mut(&link) else { return Ok(()) };
-        if served.member.is_none() && now >= served.opened + HELLO {
+        if served.member.is_none() && now >= served.opened + HELLO_TIMEOUT {
             if let Some(mismatch) = &served.mismatch {
                 return Err(mismatch.reason.clone());
             }
-            return Err(format!("it did not say who it is within {} s", HELLO.as_secs()));
+            return Err(format!("it did not say who it is within {} s", HELLO_TIMEOUT.as_secs()));
         }
         let watched = [
-            (Some(&served.session.live), "it says nothing"),
+            (Some(&served.session.live), "it sends nothing"),
             (served.upload.as_ref(), "its update makes no progress"),
-            (served.download.as_ref(), "it does not take the model"),
+            (served.download.as_ref(), "it does not receive the model"),
         ];
         let stuck = watched
             .iter()

@@ -33,7 +33,7 @@ pub trait ServerMachine: Sized {
     /// Policy: handles the end of a link.
     fn dropped(&mut self, now: Time, dropped: Dropped<Self::Link>);
 
-    /// Policy: the time has come that was set for this link with [`Roster::wake`].
+    /// Policy: handles the timer that was set for this link with [`Roster::wake`].
     fn link_due(&mut self, _now: Time, _link: LinkId) {}
 
     /// Policy: the next time at which a timer of the policy is due.
@@ -42,7 +42,7 @@ pub trait ServerMachine: Sized {
     /// Policy: handles the policy's timers that are due at `now`.
     fn timers_due(&mut self, now: Time);
 
-    /// Policy: does what follows from the present state, after an input.
+    /// Policy: called after each input, to act on the new state.
     fn after_input(&mut self, _now: Time) {}
 
     /// Reports that a parcel, or ranges of it, were sent on this link; `Err` says why not.
@@ -105,8 +105,8 @@ pub trait ServerMachine: Sized {
         self.roster_mut().progress(now, link, bytes);
     }
 
-    /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause. The
-    /// time does not count against the peer.
+    /// Reports that this link is held up, for example by a broker, and that its peer is not the cause. This
+    /// time does not count as silence of the peer.
     fn held(&mut self, now: Time, link: LinkId) {
         self.roster_mut().held(now, link);
     }

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_changes_nobody_elses_lot() {
+    fn a_missing_client_does_not_change_other_clients_lots() {
         for seed in 0..100 {
             for departed in 0..64 {
                 let mut rest: Vec<u32> = (0..64).filter(|&client| client != departed).collect();

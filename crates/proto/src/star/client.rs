@@ -71,7 +71,8 @@ enum Phase {
         config: String,
         tracked: Option<Tracked>,
         model: Incoming,
-        /// Whether the server has a place for the update already, so that its chunks follow its Offer at once.
+        /// Whether the server has already reserved a place for the update. If so, the chunks follow the Offer
+        /// at once.
         invited: bool,
     },
     /// The application has the model; `stale` if the round is over.
@@ -88,7 +89,7 @@ enum Phase {
 pub struct Client {
     dial: Dial<RoundStep>,
     phase: Phase,
-    /// How much of models and updates may be lost, as the server's Welcome says.
+    /// How much of models and updates may be lost, from the server's Welcome.
     rule: Rule,
 }
 
@@ -201,7 +202,7 @@ impl Client {
                 submission.out.grant(wanted);
                 self.send_next();
             }
-            // Before there is an update, the server can want nothing but the whole of it.
+            // A grant before the update exists is always for the whole update.
             Phase::Receiving { round, invited, .. } | Phase::Training { round, invited, .. }
                 if *round == granted =>
             {
@@ -219,7 +220,7 @@ impl Client {
     }
 
     /// Notes which ranges of an update count. The verdict follows.
-    fn have(&mut self, round: u32, got: Ranges) {
+    fn note_counted(&mut self, round: u32, got: Ranges) {
         if let Phase::Submitting(submission) = &mut self.phase {
             if submission.round == round {
                 submission.counted = Some(got);
@@ -312,7 +313,7 @@ impl ClientMachine for Client {
             }
             Err(error) => {
                 self.dial.act(ClientAction::Close);
-                return self.dial.finish(Err(format!("what the server says may be lost: {error}").into()));
+                return self.dial.finish(Err(format!("the server's rule for lost bytes: {error}").into()));
             }
         }
         // Offers a running submission again. The server knows which ranges it already has.
@@ -329,7 +330,7 @@ impl ClientMachine for Client {
             Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
             Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),
             Control::Rejected { parcel, reason } => self.settled(parcel, Verdict::Rejected(reason)),
-            Control::Have { parcel, got } => self.have(parcel, got),
+            Control::Have { parcel, got } => self.note_counted(parcel, got),
             Control::Closed { parcel } => self.round_closed(parcel),
             _ => {}
         }

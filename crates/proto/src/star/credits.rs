@@ -1,13 +1,13 @@
-//! Decides which client may send its update now. Staging memory is bounded, so the server grants places in
-//! it.
+//! Decides which client may send its update now. Staging memory is bounded: it has a number of places, and a
+//! client must get one before it sends.
 //!
-//! Places go to clients in the order of their requests, with one exception. Where several updates fit at
-//! once, slow senders never hold all places while a faster sender waits or is still to come. So one slow link
-//! costs one place, and does not hold up the round.
+//! Places go to clients in the order of their requests, with one exception. If there are several places, slow
+//! senders never hold all of them while a faster sender waits or has not requested one yet. So a slow link
+//! occupies one place, and does not hold up the round.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A sender is slow if its rate is below the median of all known rates by this factor.
+/// A sender is slow if its rate is less than the median of all known rates divided by this factor.
 const SLOW: f64 = 4.0;
 
 /// The places of the staging area: which senders hold one, and which wait for one.
@@ -33,7 +33,8 @@ impl Credits {
         Self { places, holders, queue, rates, sorted: Vec::new() }
     }
 
-    /// So many places that every sender gets one, for updates that are folded as they arrive.
+    /// Enough places for every sender. For updates that are folded as they arrive, and need no staging
+    /// memory.
     pub fn unbounded() -> Self {
         Self::new(u64::MAX, 1)
     }
@@ -76,7 +77,7 @@ impl Credits {
         if self.queue.is_empty() || self.holders.len() >= self.places {
             return None;
         }
-        // While two places are free, a slow sender may have one: another is left for a faster one.
+        // A slow sender gets a place only if another free place remains for a faster sender.
         let room_for_slow = self.places == 1
             || self.holders.len() + 1 < self.places
             || self.holders.iter().any(|&holder| !self.is_slow(holder));
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn small_updates_all_at_once_large_ones_a_few_at_a_time() {
+    fn small_updates_are_granted_at_once_and_large_ones_a_few_at_a_time() {
         let mut small = Credits::new(1000, 10);
         let mut large = Credits::new(1000, 400);
         for sender in 1..=9 {
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_named_is_let_in_before_others_if_there_is_a_place() {
+    fn grant_to_gives_a_free_place_to_that_sender_before_others() {
         let mut credits = Credits::new(1, 1);
         assert!(!credits.grant_to(1), "it has not asked");
         for sender in [1, 2, 3] {

@@ -18,8 +18,8 @@
 //!   Accepted, once folded (or Grant: holes, Rejected, Closed) -->
 //! ```
 //!
-//! With a Grant before its Offer, the client sends the update right after the Offer, which then says that it is
-//! pushed. That saves a round trip. If the server has no place after all, it drops the chunks and grants later.
+//! With a Grant before its Offer, the client sends the update right after the Offer, which then says that it
+//! is pushed. That saves a round trip. If the server then has no place, it drops the chunks and grants later.
 //!
 //! The server may send a Grant of lost ranges also while chunks arrive. The client sends these ranges after
 //! the present ones, with an End of their own.

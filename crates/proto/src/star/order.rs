@@ -19,8 +19,8 @@ pub enum Gather {
     /// From all clients at once, as far as the staging budget allows.
     #[default]
     Concurrent,
-    /// From one client after the other: the next one's turn comes when the update before is received, or is
-    /// not expected any more.
+    /// From one client after the other: the next client's turn comes when the previous update was received,
+    /// or is no longer expected.
     InOrder,
 }
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_names_count_as_such() {
+    fn numbers_in_names_are_ordered_as_numbers() {
         let mut names = ["client-10", "client-2", "b", "client-1"];
         names.sort_by(|a, b| by_name(a, b));
         assert_eq!(names, ["b", "client-1", "client-2", "client-10"]);

@@ -24,7 +24,7 @@ pub enum State {
     Partial,
     /// The server refused the update.
     Rejected,
-    /// The client's link broke, or was ended for lack of progress.
+    /// The client's link broke, or the server ended it because there was no progress.
     Lost,
     /// The round ended before the update was received.
     Late,
@@ -48,7 +48,7 @@ pub struct Participation {
     pub metrics: String,
     /// Fraction of the update that is in the mean, 0 to 1.
     pub coverage: f64,
-    /// Why the update is not whole, or that it was late and counts less.
+    /// Why the update is not whole; for a late update, that it counts less.
     pub reason: Option<String>,
     /// How many rounds the update was late.
     pub staleness: u32,

@@ -17,8 +17,8 @@ pub enum Partial {
     /// Nothing: an update is staged until it is whole.
     #[default]
     Discard,
-    /// The chunks that have arrived: each is folded on arrival. Each byte's mean takes the weights of the
-    /// updates that have this byte.
+    /// The chunks that have arrived: each is folded on arrival. Each byte's mean is taken over the updates
+    /// that have this byte.
     Keep,
 }
 
@@ -33,9 +33,9 @@ pub struct RoundPlan {
     pub expected: u32,
     /// Which clients take part if more are connected.
     pub choice: Choice,
-    /// How many updates are enough for a mean, whole or with stand-ins.
+    /// Minimum number of updates for a mean, whole or with stand-ins.
     pub enough: u32,
-    /// With how many updates the round ends at once, although others may still come.
+    /// The round ends at once when it has this many updates, even if others may still arrive.
     pub goal: u32,
     /// How long the round may take; `None`: until no client can deliver any more.
     pub deadline: Option<Time>,
@@ -86,7 +86,8 @@ pub(crate) struct Participant {
     pub parcel: u32,
     /// How many rounds the update is late.
     pub staleness: u32,
-    /// All that the client was asked for was sent after its round had ended, and before the next began.
+    /// The client has sent all granted bytes, but between two rounds: after its own had ended, and before the
+    /// next began.
     pub is_all_sent: bool,
     pub state: State,
     /// When the client entered `state`.
@@ -112,8 +113,8 @@ impl Participant {
         matches!(self.state, State::Whole | State::Partial)
     }
 
-    /// The state of an update that is in the mean: whole, or partial if bytes are missing.
-    fn as_it_came(&self) -> State {
+    /// The state that an update gets when it is folded: `Whole`, or `Partial` if bytes are missing.
+    fn state_when_folded(&self) -> State {
         if self.incoming.reassembly().is_whole() {
             State::Whole
         } else {
@@ -126,13 +127,13 @@ impl Participant {
         self.is_in() || self.state == State::Rejected
     }
 
-    /// The update's weight in the mean. A late update counts less, by one over the root of one more than the
-    /// rounds that it is late (FedBuff, Nguyen et al. 2022, section 5).
+    /// The update's weight in the mean. The weight of an update that is `s` rounds late is divided by the
+    /// square root of `1 + s` (FedBuff, Nguyen et al. 2022, section 5).
     pub fn counted_weight(&self) -> f64 {
         self.weight / f64::from(self.staleness + 1).sqrt()
     }
 
-    /// Whether any byte of its update has arrived.
+    /// Whether any byte of the client's update has arrived.
     fn is_begun(&self) -> bool {
         self.incoming.reassembly().bytes() > 0 || self.incoming.reassembly().is_folding()
     }
@@ -169,7 +170,8 @@ impl Tally {
     }
 }
 
-/// A staged update that is not folded yet, because more updates may come that are folded together with it.
+/// A staged update that is not folded yet, because it will be folded together with updates that may still
+/// arrive.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     pub sender: u32,
@@ -234,9 +236,9 @@ impl Round {
         }
     }
 
-    /// Takes a client into the round, or takes it back in after it lost everything. Returns false if that is
-    /// not possible: its update is received or was refused, the round has all the clients it wants, or part
-    /// of an earlier update was folded.
+    /// Takes a client into the round, or takes it back after it lost its model or update. Returns false if
+    /// that is not possible: the client's update was received or refused, the round has all the clients that
+    /// it wants, or part of the client's earlier update was folded.
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
         let (full, number) = (self.room(now) == 0, self.plan.number);
         // With a choice by lot, a client that comes back too late may find that another client has its place.
@@ -293,7 +295,8 @@ impl Round {
         part.down = TransferReport::new(number, &part.client, Direction::Down);
         part.up = TransferReport::new(number, &part.client, Direction::Up);
         part.is_all_sent = false;
-        // A client whose link broke and that was back before this round began goes on in the place that it kept.
+        // The client's link broke, it came back before this round began, and it kept its place. It sends at
+        // once.
         let goes_on = part.state == State::Offered
             && self.credits.holds(sender)
             && self.plan.gather == Gather::Concurrent;
@@ -327,7 +330,7 @@ impl Round {
     }
 
     /// Ends the participation of a client that has lost its update after part of it was folded. That part
-    /// stays in the sums, and bytes of another update must not be mixed with it.
+    /// stays in the sums, so the client must not send another update in this round.
     fn forsake(&mut self, now: Time, sender: u32) {
         if self.part(sender).is_some_and(|part| part.state != State::Lost) {
             self.enter(now, sender, State::Lost);
@@ -361,8 +364,8 @@ impl Round {
         !part.departed && now < part.since.saturating_add(self.plan.grace)
     }
 
-    /// Notes that the client has the global model, which it received during `span`. `faults` are the count of
-    /// duplicate chunks and of missing bytes.
+    /// Notes that the client has the global model, which it received during `span`. `faults`: the number of
+    /// duplicate chunks, and of missing bytes.
     pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, faults: (u64, u64)) {
         let total = self.total;
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Receiving) {
@@ -390,7 +393,8 @@ impl Round {
         self.enter(now, sender, if goes_on { State::Sending } else { State::Offered });
     }
 
-    /// Whether there is a place for each client's update, and no client waits for another.
+    /// Whether the server can grant each client's update before its Offer: there is a place for each, and no
+    /// client waits for another.
     pub(crate) fn invites(&self) -> bool {
         self.plan.gather == Gather::Concurrent && self.credits.places() >= self.plan.expected as usize
     }
@@ -421,8 +425,8 @@ impl Round {
     }
 
     /// The first client by name whose update is still to come, if it is ready and no other client sends. A
-    /// lost client holds up no other. When it is back in time, it is first again. It comes before all others
-    /// if it kept its place in the staging area, because the others may have to wait for that place.
+    /// lost client does not hold up the others. If it comes back in time, it regains its rank. If it kept its
+    /// place in the staging area, it goes before all others, since they may have to wait for that place.
     fn next_in_order(&mut self) -> Vec<u32> {
         use State::{Offered, Receiving, Sending, Training};
         if self.tally.of(&[Sending]) > 0 {
@@ -437,11 +441,11 @@ impl Round {
         placed.into_iter().collect()
     }
 
-    /// Notes that the client's update is received, as far as it will be. With [`Partial::Discard`] it still
-    /// has to be folded.
+    /// Notes that no more bytes of the client's update are expected. With [`Partial::Discard`] the update
+    /// must still be folded.
     pub(crate) fn arrived(&mut self, now: Time, sender: u32) {
         let Some(part) = self.parts.get(&sender) else { return };
-        let next = if self.partial == Partial::Discard { State::Staged } else { part.as_it_came() };
+        let next = if self.partial == Partial::Discard { State::Staged } else { part.state_when_folded() };
         if let Some(span) = part.incoming.span().filter(|s| s.end > s.start) {
             let seconds = (span.end - span.start).as_secs_f64();
             self.credits.measured(sender, part.incoming.reassembly().bytes() as f64 / seconds);
@@ -457,12 +461,13 @@ impl Round {
         self.deferred.push(staged);
     }
 
-    /// Whether the client's staged update waits for others, so that the driver was not asked to fold it yet.
+    /// Whether the client's staged update waits for others. If so, the driver has not been asked to fold it.
     pub(crate) fn is_deferred(&self, sender: u32) -> bool {
         self.deferred.iter().any(|staged| staged.sender == sender)
     }
 
-    /// Takes the staged updates that waited for others, if no other update can come or they hold all places.
+    /// Takes the staged updates that waited for others, if no other update can arrive or all places are
+    /// taken.
     pub(crate) fn due_together(
         &mut self,
         now: Time,
@@ -479,7 +484,7 @@ impl Round {
     /// Notes that the client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         let staged = self.part(sender).filter(|p| p.state == State::Staged);
-        if let Some(state) = staged.map(Participant::as_it_came) {
+        if let Some(state) = staged.map(Participant::state_when_folded) {
             self.enter(now, sender, state);
             self.credits.release(sender);
         }
@@ -498,8 +503,8 @@ impl Round {
         }
     }
 
-    /// Notes that the client is back with everything that it had. It trains, or has an update. `whole`: the
-    /// client cannot train without the whole model, so it has the model, even if its Received was lost.
+    /// Notes that the client is back and still has its model or update. `whole`: clients need the whole model
+    /// to train. So this client has it, even if its Received was lost.
     pub(crate) fn back(&mut self, now: Time, sender: u32, whole: bool) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
             part.reason = None;
@@ -521,8 +526,8 @@ impl Round {
         self.credits.release(sender);
     }
 
-    /// Takes the places of lost clients whose grace is over. Returns those whose staged bytes the driver must
-    /// drop.
+    /// Takes back the places of lost clients whose grace is over. Returns the clients whose staged bytes the
+    /// driver must drop.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
         let over = |sender: &u32| self.part(*sender).is_some_and(|part| !self.may_come_back(part, now));
         let expired: Vec<u32> = self.tally.lost.iter().copied().filter(over).collect();
@@ -538,7 +543,7 @@ impl Round {
         held
     }
 
-    /// Whether chunks are being folded whose results are not known yet.
+    /// Whether folds of chunks are running.
     pub(crate) fn is_folding(&self) -> bool {
         self.partial == Partial::Keep
             && self.parts.values().any(|part| part.incoming.reassembly().is_folding())
@@ -549,13 +554,15 @@ impl Round {
         self.deadline().is_some_and(|at| now >= at)
     }
 
-    /// How the round ends; `None` if it goes on. `absent_since`: since when clients that the round wants have
-    /// been missing, `None` if no more can come. `busy`: a connected client may still join the round later.
+    /// How the round ends; `None` if it continues. `absent_since`: since when clients that the round wants
+    /// have been missing; `None` if no more clients can connect. `busy`: a connected client may still join
+    /// the round later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         use State::{Partial, Staged, Whole};
         let tally = &self.tally;
         let whole = tally.of(&[Whole, Partial]);
-        // A staged update is being folded. It counts even if all other updates that the round wants are in.
+        // Wait for updates that are being folded. They count even if the round already has all the updates
+        // that it wants.
         if tally.of(&[Staged]) > 0 {
             return None;
         }
@@ -579,7 +586,7 @@ impl Round {
         !self.is_overdue(now) && (delivers || joins || self.may_appear(now, absent_since))
     }
 
-    /// With how many updates the round ends at once.
+    /// The round ends at once when it has this many updates.
     fn wanted(&self) -> usize {
         self.plan.goal.min(self.plan.expected) as usize
     }
@@ -613,7 +620,7 @@ impl Round {
         self.plan.deadline.map(|limit| self.started.saturating_add(limit))
     }
 
-    /// The first time after `seen` at which a grace or the deadline is over.
+    /// The first time after `seen` at which a client's grace or the deadline ends.
     pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
         let grace = self.plan.grace;
         let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
@@ -659,18 +666,19 @@ fn reason_of(part: &Participant) -> Option<String> {
 fn close(mut part: Participant, keep: bool, total: u64, started: Time) -> Participant {
     let reassembly = part.incoming.reassembly();
     part.up.bytes = reassembly.bytes();
-    // Bytes of a late update may have arrived before the round began. That time is not this round's.
+    // Bytes of a late update may have arrived before the round began. Do not count that time.
     let within = |span: Span| Span { start: span.start.max(started), end: span.end.max(started) };
     part.up.receive = reassembly.span().map(within);
     (part.up.duplicates, part.up.corrupt) = reassembly.faults();
     part.up.complete = reassembly.is_whole();
     if part.is_in() {
-        part.state = part.as_it_came(); // chunks that were being folded when it was concluded are in too
+        // Chunks that were being folded when the update was concluded are in the sums now.
+        part.state = part.state_when_folded();
     }
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;
         part.up.holes = part.incoming.reassembly().holes();
-        part.reason = Some(format!("{} of its {total} bytes did not come", part.up.missing));
+        part.reason = Some(format!("{} of its {total} bytes did not arrive", part.up.missing));
     }
     if part.is_in() {
         return part;
@@ -696,7 +704,7 @@ fn doing(state: State) -> &'static str {
     }
 }
 
-/// What the record says of an update that is late and counts.
+/// The record's reason for an update that counts although it is late.
 fn lateness(part: &Participant) -> Option<String> {
     let (round, samples) = (part.parcel, part.weight);
     (part.staleness > 0)
@@ -766,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_with_k_of_n_at_the_deadline_and_says_who_was_late() {
+    fn ends_with_k_of_n_at_the_deadline_and_names_the_late_clients() {
         let mut round = round(3, 2, Some(5 * SECOND), Partial::Discard);
         deliver(&mut round, SECOND, 1);
         deliver(&mut round, SECOND, 2);
@@ -791,7 +799,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_client_has_its_grace_and_a_gone_one_has_none() {
+    fn a_lost_client_has_its_grace_and_a_departed_one_has_none() {
         let mut round = round(2, 1, None, Partial::Discard);
         deliver(&mut round, SECOND, 1);
         round.lost(2 * SECOND, 2, "the link broke");
@@ -802,7 +810,7 @@ mod tests {
     }
 
     #[test]
-    fn a_staged_update_is_waited_for_even_at_the_deadline() {
+    fn the_round_waits_for_a_staged_update_even_at_the_deadline() {
         let mut round = round(1, 1, Some(SECOND), Partial::Discard);
         round.offer(Time::ZERO, 1, 1.0, "{}".into());
         round.grants(Time::ZERO);
@@ -813,7 +821,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_counts_what_came_and_discard_does_not() {
+    fn keep_counts_the_bytes_that_arrived_and_discard_does_not() {
         for (partial, state, coverage) in
             [(Partial::Keep, State::Partial, 0.5), (Partial::Discard, State::Lost, 0.0)]
         {

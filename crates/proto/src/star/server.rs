@@ -45,7 +45,8 @@ pub struct ServerConfig {
     pub tolerance: Arc<Tolerance>,
     /// Bytes of updates that may be staged at the same time.
     pub staging: u64,
-    /// Whether staged updates are folded together: when no other can come, or when all places are taken.
+    /// Whether staged updates are folded together, as late as possible: when no other update can arrive, or
+    /// all places are taken.
     pub lazy: bool,
     /// The greatest weight that an update may have.
     pub max_weight: f64,
@@ -62,14 +63,15 @@ pub struct ServerConfig {
 pub enum Place {
     /// Nowhere: the chunk is late, a duplicate, or not of this job.
     Nothing,
-    /// In place: none of its bytes are here. With staging, that is the sender's staged update.
+    /// Directly into the update's memory, since none of the chunk's bytes have arrived yet. With staging,
+    /// that is the sender's staged update.
     New {
         /// The sender's number.
         sender: u32,
         /// The update's weight. Values are checked with it before [`Server::stored`] is called.
         weight: f64,
     },
-    /// Into a buffer first: some of its bytes are here and must not be overwritten.
+    /// Into a buffer first: some of the chunk's bytes have already arrived, and must not be overwritten.
     Part {
         /// The sender's number.
         sender: u32,
@@ -115,14 +117,14 @@ pub enum RoundAction {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-/// The work that a client does now, as far as the server knows.
+/// What a client is doing now, as far as the server knows.
 enum Duty {
     /// Ready for a round.
     #[default]
     Idle,
     /// Takes part in the current round.
     Round,
-    /// Still works on a round that is over.
+    /// Still works on an earlier round, which has ended.
     Behind,
 }
 
@@ -131,7 +133,7 @@ enum Duty {
 struct Answer {
     round: u32,
     verdict: Result<(), String>,
-    /// The ranges that count, if they are neither all of an accepted update nor none of a refused one.
+    /// The ranges that count. `None`: all of an accepted update, or none of a refused one.
     counted: Option<Ranges>,
 }
 
@@ -141,7 +143,7 @@ pub struct Known {
     duty: Duty,
     /// The result of its last judged update: repeated if the link breaks before the client reads it.
     answer: Option<Answer>,
-    /// The log already says that its metrics were dropped.
+    /// Whether the log already has a line that its metrics were dropped.
     metrics_reported: bool,
     /// The version of the model that its process has ([`super::Version`]), if it is known.
     held: Option<u32>,
@@ -239,7 +241,8 @@ impl Server {
         let (weight, most) = (update.weight, self.config.max_weight);
         if weight > most {
             return Err(format!(
-                "offered an update of {weight} samples; {most} is the most: divide the numbers of all clients alike"
+                "offered an update of {weight} samples; at most {most} are allowed: divide all clients' \
+                 numbers by the same factor"
             ));
         }
         Ok(())
@@ -295,10 +298,10 @@ impl Server {
         }
         let before = self.part(sender, number).map_or(0.0, |part| part.weight);
         match (offered, &mut self.round) {
-            // Chunks were checked, and perhaps folded, with the weight that was offered first.
+            // Refuse another weight: chunks were checked, and perhaps folded, with the first one.
             (Ok(()), _) if before > 0.0 && weight != before => {
                 let reason =
-                    format!("offered an update of {weight} samples that it had offered as one of {before}");
+                    format!("offered an update of {weight} samples; it had offered it with {before} before");
                 self.reject(now, sender, number, &reason);
             }
             (Ok(()), Some(current)) => {
@@ -323,7 +326,8 @@ impl Server {
 
     fn idle(&mut self, now: Time, sender: u32) {
         if self.roster.member(sender).is_some_and(|m| m.own.duty == Duty::Behind) {
-            // The client may already have a part in this very round, if its Hello said that it held another.
+            // The client may already take part in this round, if its Hello said that it held the model of
+            // another one.
             self.start_over(now, sender, None);
         }
     }
@@ -361,7 +365,7 @@ impl Server {
         part.map(|part| part.parcel)
     }
 
-    /// Does what follows from the present state: takes back expired places, sends grants, ends the round.
+    /// Acts on the present state: takes back expired places, sends grants, ends the round.
     fn advance(&mut self, now: Time) {
         self.advanced = self.advanced.max(now);
         self.waits = false;
@@ -398,7 +402,8 @@ impl Server {
         self.behind.iter().any(|&sender| self.roster.link_of(sender).is_some())
     }
 
-    /// Lets a client send these ranges of its update. `pushing`: it sends the whole update already.
+    /// Lets a client send these ranges of its update. `pushing`: the client is already sending the whole
+    /// update.
     fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges, pushing: bool) {
         let Some(link) = self.roster.link_of(sender) else { return };
         let began = self.roster.on_link(link, |served| {
@@ -406,7 +411,8 @@ impl Server {
                 return None;
             }
             served.upload = Some(Liveness::new(now, served.session.silence));
-            // Of an update that follows its Offer at once, bytes may have come before the Offer was read.
+            // The update followed its Offer at once, so its first bytes may have arrived before the Offer was
+            // read.
             if pushing {
                 served.count_since_ping();
             } else {
@@ -526,7 +532,7 @@ impl ServerMachine for Server {
         self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()))
     }
 
-    /// [`Server::advance`] looks at a round's timers after each input.
+    /// Does nothing: [`Server::advance`] checks a round's timers after each input.
     fn timers_due(&mut self, _now: Time) {}
 
     fn after_input(&mut self, now: Time) {
@@ -538,7 +544,7 @@ impl ServerMachine for Server {
         self.advance(now);
     }
 
-    /// No round waits for the client any more.
+    /// The client's process has ended, so no round waits for it any more.
     fn forget(&mut self, now: Time, client: &str, why: &str) {
         self.expel(now, client, &ended(why));
     }

@@ -13,7 +13,7 @@ use crate::transfer::{ChunkReceiver, Incoming, Outgoing, Rule, Step};
 use crate::{micros, Span, Time};
 
 /// Maximum number of tasks that a client holds at once. A server normally gives it far fewer.
-const MAX_GIVEN: usize = 1024;
+const MAX_TASKS: usize = 1024;
 
 /// The end of a task, as the server tells the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum TaskVerdict {
 /// A request to a client's driver about a task.
 #[derive(Debug)]
 pub enum TaskStep {
-    /// All bytes of a task are here.
+    /// All bytes of a task have arrived.
     Ready {
         /// The task's number.
         task: u32,
@@ -56,7 +56,7 @@ pub enum TaskStep {
     },
 }
 
-/// How far a task is.
+/// The stage of a task.
 #[derive(Debug)]
 enum Stage {
     /// The task's bytes are being received.
@@ -89,7 +89,7 @@ pub struct TaskClient {
     /// Greatest size of a task, in bytes.
     max_bytes: u64,
     tasks: BTreeMap<u32, Given>,
-    /// The last task whose bytes are all here. Later tasks may have the same bytes.
+    /// The last task whose bytes have all arrived. They are kept because later tasks may have the same bytes.
     kept: Option<u32>,
     /// The task whose result is being sent.
     sending: Option<u32>,
@@ -113,8 +113,8 @@ impl TaskClient {
         }
     }
 
-    /// Handles an Offer of a task. A known task is offered again after a broken link; the server was already
-    /// told how far it is.
+    /// Handles an Offer of a task. After a broken link, the server offers its tasks again. It already knows
+    /// the stage of a task that this client has.
     fn given(&mut self, now: Time, task: Parcel) {
         let number = task.number;
         if self.tasks.contains_key(&number) {
@@ -141,8 +141,8 @@ impl TaskClient {
     }
 
     fn acceptable(&self, task: &Parcel) -> Result<Layout, String> {
-        if self.tasks.len() >= MAX_GIVEN {
-            return Err(format!("has {MAX_GIVEN} tasks already"));
+        if self.tasks.len() >= MAX_TASKS {
+            return Err(format!("has {MAX_TASKS} tasks already"));
         }
         let layout = task.content.layout(&Layout::default()).map_err(|error| error.to_string())?;
         let (bytes, most) = (layout.bytes(), self.max_bytes);
@@ -172,7 +172,7 @@ impl TaskClient {
         }
     }
 
-    /// Hands a task over to the application: all its bytes are here.
+    /// Hands a task over to the application, since all its bytes have arrived.
     fn here(&mut self, number: u32, same_as: Option<u32>) {
         let Some(given) = self.tasks.get_mut(&number) else { return };
         if let Stage::Receiving(incoming) = &given.stage {
@@ -305,7 +305,7 @@ impl ClientMachine for TaskClient {
         Holding::Nothing
     }
 
-    /// Tells the server how far each task is, after a link was made anew.
+    /// Tells the server the stage of each task, after a reconnection.
     fn welcomed(&mut self, _now: Time) {
         let ordered = self.dial.is_ordered();
         for (&number, given) in &mut self.tasks {

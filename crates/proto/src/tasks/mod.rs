@@ -16,9 +16,9 @@
 //!   Accepted  ------------------------------->   (or Rejected, or Closed: the result is not wanted any more)
 //! ```
 //!
-//! When a broken link was made anew, both ends repeat where they are. For each of its tasks the client sends
-//! a Grant (the ranges that it lacks), a Received or an Offer. The server offers again the tasks that the
-//! client may not have received. It answers with Closed for a task that it does not know.
+//! After a reconnection, both ends repeat the stage of each task. For each of its tasks the client sends a
+//! Grant (the ranges that it lacks), a Received or an Offer. The server offers again the tasks that the
+//! client may not have received. It answers with Closed if it does not know a task.
 
 mod client;
 mod part;

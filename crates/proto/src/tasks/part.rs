@@ -57,7 +57,7 @@ pub struct Reply {
     pub transfers: Vec<TransferReport>,
 }
 
-/// How far a part is. Later stages are greater.
+/// The stage of a part. Later stages compare as greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     /// The task waits until the member is connected and has fewer tasks.
@@ -122,7 +122,7 @@ pub(super) struct Part {
     /// The random number of the process that was given the task.
     pub instance: Option<u64>,
     /// The task was already offered to that process.
-    pub known: bool,
+    pub task_offered: bool,
     /// The task while it is sent to the member.
     pub out: Outgoing,
     /// When the present sending began.
@@ -134,7 +134,7 @@ pub(super) struct Part {
     /// The result while it is received.
     pub incoming: Incoming,
     /// Bytes of staging memory that the result has.
-    pub room: u64,
+    pub staged_bytes: u64,
     /// The report of the task's transfer to the member.
     pub down: TransferReport,
     /// The report of the result's transfer from the member.
@@ -147,14 +147,14 @@ impl Part {
             stage: Stage::Queued,
             away: None,
             instance: None,
-            known: false,
+            task_offered: false,
             out: Outgoing::default(),
             sent_at: Time::ZERO,
             offered: false,
             answer: None,
             judgement: Judgement::Unasked,
             incoming: Incoming::new(0),
-            room: 0,
+            staged_bytes: 0,
             down: TransferReport::new(task, member, Direction::Down),
             up: TransferReport::new(task, member, Direction::Up),
         }

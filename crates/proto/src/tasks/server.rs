@@ -49,7 +49,8 @@ pub struct TaskPlan {
     pub head: Vec<u8>,
     /// The layout of the task's tensors; may be empty.
     pub layout: Arc<Layout>,
-    /// Tasks with the same number here have the same tensor bytes, so these need not be sent twice.
+    /// Identifies the tensor bytes. Tasks with the same `bytes_id` have the same bytes, so these are sent
+    /// only once.
     pub bytes_id: u64,
     /// The names of the members that get the task.
     pub members: Vec<String>,
@@ -57,8 +58,8 @@ pub struct TaskPlan {
     pub deadline: Option<Time>,
     /// The layout that results must have to be folded; `None`: results are handed over one by one.
     pub fold: Option<Arc<Layout>>,
-    /// Which bytes of a folded result may be missing. Each element's mean then takes the results that have
-    /// it. `None`: every byte must arrive.
+    /// Which bytes of a folded result may be missing. Each element's mean is then taken over the results that
+    /// have it. `None`: every byte must arrive.
     pub missing: Option<Arc<Tolerance>>,
     /// Whether the application judges the head and weight of each result before the server asks for its
     /// bytes: [`TaskAction::Judge`].
@@ -81,11 +82,13 @@ impl TaskPlan {
         }
         let Some(missing) = &self.missing else { return Ok(()) };
         let Some(fold) = &self.fold else {
-            return Err("only of results that are folded may anything be missing; fold them".into());
+            return Err("bytes may be missing only from results that are folded; fold them".into());
         };
         let (of, bytes) = (missing.bytes(), fold.bytes());
         if !missing.is_empty() && of != bytes {
-            return Err(format!("what may be missing is said of {of} bytes, and results have {bytes}"));
+            return Err(format!(
+                "the rule for missing bytes is for results of {of} bytes, and results have {bytes}"
+            ));
         }
         Ok(())
     }
@@ -142,7 +145,7 @@ pub enum TaskAction {
 pub enum TaskPlace {
     /// Nowhere: the chunk is late, a duplicate, or of no open task.
     Nothing,
-    /// In place: none of its bytes are here.
+    /// Directly into the result's memory, since none of the chunk's bytes have arrived yet.
     New {
         /// The task's number.
         task: u32,
@@ -151,7 +154,7 @@ pub enum TaskPlace {
         /// Bytes of the whole result.
         total: u64,
     },
-    /// Into a buffer first: some of its bytes are here and must not be overwritten.
+    /// Into a buffer first: some of the chunk's bytes have already arrived, and must not be overwritten.
     Part {
         /// The task's number.
         task: u32,
@@ -168,7 +171,7 @@ struct Task {
     parts: BTreeMap<u32, Part>,
     started: Time,
     deadline: Option<Time>,
-    /// When the task is looked at next; it is in [`TaskServer::timers`] under this time.
+    /// The time of the task's next check; it is in [`TaskServer::timers`] under this time.
     timer: Option<Time>,
 }
 
@@ -177,9 +180,9 @@ struct Task {
 pub struct Assigned {
     /// The member's open tasks.
     tasks: BTreeSet<u32>,
-    /// Tasks that the member was not given yet, in order.
+    /// Tasks that wait to be given to the member, in order.
     queue: VecDeque<u32>,
-    /// Tasks that the member was given; these are few.
+    /// Tasks that the member has: normally at most [`TaskConfig::ahead`].
     given: BTreeSet<u32>,
     /// Tasks whose results the member is sending.
     returning: BTreeSet<u32>,
@@ -205,7 +208,7 @@ pub struct TaskServer {
     /// The number of the last task.
     last: u32,
     /// Results that wait for staging memory, as (task, member).
-    room: VecDeque<(u32, u32)>,
+    waiting: VecDeque<(u32, u32)>,
     /// Bytes of staging memory that are taken.
     staged: u64,
 }
@@ -225,7 +228,7 @@ impl TaskServer {
             tasks: BTreeMap::new(),
             timers: BTreeSet::new(),
             last: 0,
-            room: VecDeque::new(),
+            waiting: VecDeque::new(),
             staged: 0,
         }
     }
@@ -293,8 +296,8 @@ impl TaskServer {
         self.tasks.get_mut(&task)?.parts.get_mut(&sender)
     }
 
-    /// Gives members their next tasks, as many as each may have. The same task goes to all of them in one
-    /// call.
+    /// Gives members their next tasks, as many as each may have. One send gives a task to all members that
+    /// get it now.
     fn give(&mut self, now: Time, senders: &[u32]) {
         let mut group: BTreeMap<u32, Vec<LinkId>> = BTreeMap::new();
         for &sender in senders {
@@ -338,8 +341,8 @@ impl TaskServer {
         let plan = &task.plan;
         let bytes = plan.layout.bytes();
         let same_as = holds.filter(|(_, id)| bytes > 0 && *id == plan.bytes_id).map(|(number, _)| number);
-        // A process that was offered this task before may have some of its bytes, so it asks for the rest.
-        let pushed = bytes > 0 && same_as.is_none() && !part.known;
+        // A process that was offered this task before may have some of its bytes. It will ask for the rest.
+        let pushed = bytes > 0 && same_as.is_none() && !part.task_offered;
         let content = if plan.layout.tensors().is_empty() {
             Content::Nothing
         } else {
@@ -347,7 +350,7 @@ impl TaskServer {
         };
         let deadline = task.deadline.map(|at| micros(at.saturating_sub(now)));
         let head = plan.head.clone();
-        (part.stage, part.instance, part.known) = (Stage::Sending, Some(instance), true);
+        (part.stage, part.instance, part.task_offered) = (Stage::Sending, Some(instance), true);
         (part.away, part.sent_at) = (None, now);
         let parcel = Parcel { number, pushed, head, content, same_as, weight: 0.0, deadline };
         self.roster.send(link, Control::Offer(parcel));
@@ -425,7 +428,7 @@ impl TaskServer {
         if !done && part.is_begun() {
             self.roster.want(TaskAction::Discard { task: number, sender });
         }
-        self.release(number, sender, part.room);
+        self.release(number, sender, part.staged_bytes);
         if let Some(link) = self.roster.link_of(sender) {
             self.tell(link, number, &part, state, reason.as_deref());
             self.watch(now, link, sender);
@@ -445,7 +448,7 @@ impl TaskServer {
         self.give(now, &[sender]);
     }
 
-    /// Tells a member what became of its part, and stops sending it the task.
+    /// Tells a member how its part ended, and stops sending it the task.
     fn tell(&mut self, link: LinkId, number: u32, part: &Part, state: ReplyState, reason: Option<&str>) {
         if part.stage == Stage::Queued {
             return;

@@ -47,7 +47,7 @@ fn who_takes_nothing_of_the_model_is_let_go_though_it_talks() {
     let began = world.now;
     let waited = until_left(&mut world, 60 * SECOND) - began;
     assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
-    assert_eq!(left(&world, "c"), ["no progress for 10.0 s: it does not take the model"]);
+    assert_eq!(left(&world, "c"), ["no progress for 10.0 s: it does not receive the model"]);
     let result = world.finish_round(10 * SECOND);
     world.check(&result);
     assert!(result.outcome.complete);
@@ -64,9 +64,9 @@ fn a_client_that_hangs_is_let_go_and_waited_for_only_so_long() {
     world.check(&result);
     let took = world.now - began;
     assert!(took >= 20 * SECOND && took < 23 * SECOND, "ten seconds to notice, ten of grace: {took:?}");
-    assert_eq!(left(&world, "b"), ["no progress for 10.0 s: it says nothing"]);
+    assert_eq!(left(&world, "b"), ["no progress for 10.0 s: it sends nothing"]);
     assert_eq!(left(&world, "a"), Vec::<String>::new());
-    assert!(result.of("b").reason.as_ref().is_some_and(|r| r.contains("says nothing")));
+    assert!(result.of("b").reason.as_ref().is_some_and(|r| r.contains("sends nothing")));
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
 /// most as many as there are tokens.
 pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
-/// Why a party of the list of revoked ones is refused or cut off.
+/// The reason why a party on the revocation list is refused or disconnected.
 pub(crate) const REVOKED: &str = "its token and certificate were revoked (`thalweg pki revoke`)";
 
 /// The proof that a client must present.
@@ -113,19 +113,21 @@ fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
     let hint = format!("issue one with `thalweg pki issue {name} --role {required}`");
     match why {
         pki::Unproven::Role(role) => {
-            format!("the token of {name:?} is for the role {role}, and here {required} is asked for; {hint}")
+            format!(
+                "the token of {name:?} is for the role {role}, but this server requires {required}; {hint}"
+            )
         }
         pki::Unproven::Token => {
             format!("the token of {name:?} is wrong; {hint}, from the server's own pki folder")
         }
         pki::Unproven::Proof => {
-            format!("the proof of {name:?} is of another link or job; use the same version on both sides")
+            format!("the proof of {name:?} is for another link or job; use the same version on both sides")
         }
     }
 }
 
 impl Gate {
-    /// Makes the check that the options ask for.
+    /// Makes the check that the options require.
     ///
     /// # Errors
     /// `security` if other machines can reach the address and neither token nor certificate is required;
@@ -152,7 +154,7 @@ impl Gate {
         Self { proofs, ..self }
     }
 
-    /// Makes the gate refuse the parties of a list, whatever they show.
+    /// Makes the gate refuse the parties on a list, even with a valid token or certificate.
     pub fn refusing(self, revoked: Option<Arc<Revocations>>) -> Self {
         Self { revoked, ..self }
     }
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revoked_party_is_refused_whatever_it_shows() {
+    fn a_revoked_party_is_refused_even_with_a_valid_proof() {
         let path = std::env::temp_dir().join(format!("thalweg-revoked-gate-{}", std::process::id()));
         std::fs::write(&path, "client a\ntree-node b\n").unwrap();
         let list = Arc::new(Revocations::open(path.to_str().unwrap(), pki::Role::Client).unwrap());
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_lets_in_where_its_role_belongs() {
+    fn a_token_is_accepted_only_for_its_role() {
         for required in pki::Role::ALL {
             let (gate, ..) = gate(required, 3);
             for role in pki::Role::ALL {
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_anothers_name() {
+    fn a_token_or_certificate_is_valid_only_for_its_name() {
         let (gate, ..) = gate(pki::Role::Client, 3);
         let shown = hello("b", &token(pki::Role::Client, "a"), pki::Role::Client, 3);
         assert!(gate.admit(1, &CHALLENGE, &shown).unwrap_err().contains("the token of \"b\" is wrong"));
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_that_is_passed_on_is_good_for_its_job_and_client() {
+    fn a_forwarded_proof_is_valid_only_for_its_job_and_client() {
         let (gate, peers, proofs) = gate(pki::Role::Client, 3);
         let shown = hello("a", &token(pki::Role::Client, "a"), pki::Role::Client, 3);
         gate.admit(1, &CHALLENGE, &shown).unwrap();
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_a_tree_makes_no_client_up() {
+    fn a_node_of_a_tree_cannot_forge_a_clients_proof() {
         let (shared, transport) = (secret(), Options::default());
         // A node of a tree has only its own token and the issuer's public key.
         let own = token(pki::Role::TreeNode, "west");

@@ -1,20 +1,20 @@
-//! Connects to a server again after a link has ended, soon after the path to it is back.
+//! Reconnects to a server soon after the path to it is back.
 //!
 //! While a path is down, the packets of an attempt are lost. The kernel repeats them after pauses that double
-//! (RFC 6298, section 5.5), and so does QUIC (RFC 9002, section 6.2.1). An attempt that began long ago may
-//! therefore be silent for half a minute after the path's return. So another attempt begins beside the first
-//! one at a steady pace, until one of them succeeds.
+//! (RFC 6298, section 5.5), and so does QUIC (RFC 9002, section 6.2.1). So an attempt that began long ago may
+//! send nothing for half a minute after the path's return. Therefore further attempts begin in parallel at a
+//! steady interval, until one of them succeeds.
 
 use std::future::Future;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-/// How many paces an attempt that runs beside the first one may take.
-const PACES: u32 = 8;
+/// How long a further attempt may take, as a multiple of that interval.
+const MAX_PACES: u32 = 8;
 
-/// Runs `attempt` until it succeeds, and others beside it: one more each `pace`, for at most [`PACES`] of them.
-/// Returns the first success, or the error of the first attempt.
+/// Runs `attempt` until it succeeds. After each `pace`, starts a further attempt in parallel, which may take
+/// at most [`MAX_PACES`] paces. Returns the first success, or the error of the first attempt.
 pub(crate) async fn paced<T, E, A: Future<Output = Result<T, E>>>(
     pace: Duration,
     attempt: impl Fn() -> A,
@@ -33,7 +33,7 @@ pub(crate) async fn paced<T, E, A: Future<Output = Result<T, E>>>(
                     return Ok(done);
                 }
             }
-            _ = ticks.tick() => others.push(tokio::time::timeout(pace * PACES, attempt())),
+            _ = ticks.tick() => others.push(tokio::time::timeout(pace * MAX_PACES, attempt())),
         }
     }
 }
@@ -50,7 +50,7 @@ mod tests {
     async fn an_attempt_that_began_after_the_paths_return_succeeds_at_once() {
         let began = tokio::time::Instant::now();
         let back = began + 100 * SECOND;
-        // An attempt of the kernel: packets after 0, 1, 3, 7, 15, 31 and 63 s.
+        // The kernel's schedule: packets after 0, 1, 3, 7, 15, 31 and 63 s.
         let attempt = || async move {
             for pause in [0, 1, 2, 4, 8, 16, 32, 64] {
                 tokio::time::sleep(pause * SECOND).await;
@@ -75,7 +75,7 @@ mod tests {
             Err::<(), _>("no answer")
         };
         assert_eq!(paced(SECOND, attempt).await, Err("no answer"));
-        assert!(most.into_inner() <= PACES + 2);
+        assert!(most.into_inner() <= MAX_PACES + 2);
         assert_eq!(running.into_inner(), 0);
     }
 

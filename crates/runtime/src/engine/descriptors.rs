@@ -2,19 +2,19 @@
 
 /// Number of descriptors that a server asks for: for its clients, unauthenticated peers, and the job's own
 /// files.
-const WANTED: u64 = 16 << 10;
+const SERVER_DESCRIPTORS: u64 = 16 << 10;
 /// The limit that is assumed for a system without one.
 #[cfg(not(unix))]
-const USUAL: u64 = 1024;
+const ASSUMED_LIMIT: u64 = 1024;
 
-/// Number of descriptors that this process may have. First raises the soft limit towards the number that a
-/// server needs, as far as the hard limit allows.
+/// Raises the soft limit to the number of descriptors that a server needs, as far as the hard limit allows.
+/// Returns the new limit.
 #[cfg(unix)]
 pub(crate) fn limit() -> u64 {
     use nix::sys::resource::{getrlimit, setrlimit, Resource};
     // If the system does not answer, 0 gives the smallest admission queue.
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
-    let wanted = WANTED.min(hard);
+    let wanted = SERVER_DESCRIPTORS.min(hard);
     if soft >= wanted || setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_err() {
         return soft;
     }
@@ -23,7 +23,7 @@ pub(crate) fn limit() -> u64 {
 
 #[cfg(not(unix))]
 pub(crate) fn limit() -> u64 {
-    WANTED.min(USUAL)
+    SERVER_DESCRIPTORS.min(ASSUMED_LIMIT)
 }
 
 #[cfg(all(test, unix))]

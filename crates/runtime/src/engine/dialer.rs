@@ -22,10 +22,11 @@ use super::{caller_timeout, goes_on, holding, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error, Kind};
 
-/// How long the farewell may take, and how long the tasks may then take to end.
+/// How long the farewell may take.
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Least time of an attempt to connect, in milliseconds, however short the client's timeout is.
-const LEAST_ATTEMPT_MS: u64 = 1_000;
+/// Minimum time for an attempt to connect, in milliseconds, even if the client's timeout is shorter.
+const MIN_ATTEMPT_MS: u64 = 1_000;
+/// How long the tasks may take to end after the farewell.
 const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The part of a dialling driver that depends on its machine: actions, parcels and sinks.
@@ -94,9 +95,10 @@ impl DialOptions {
         let token =
             options.token.as_deref().map(|text| pki::Token::of(text, role, name)).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
-        // Without an answer, an attempt says so before the client gives up.
+        // An attempt must end before the client gives up. Otherwise the client could not report that nobody
+        // answered.
         let limit = limits::attempt(crate::options::seconds(options.timeout)).as_millis() as u64;
-        let connect_timeout_ms = options.transport.connect_timeout_ms.min(limit.max(LEAST_ATTEMPT_MS));
+        let connect_timeout_ms = options.transport.connect_timeout_ms.min(limit.max(MIN_ATTEMPT_MS));
         let (options, started) = (Options { connect_timeout_ms, ..options.transport }, Instant::now());
         let (name, expects) = (name.into(), None);
         Ok(Self { address, transport, options, token, role, name, expects, instance, started })
@@ -107,7 +109,9 @@ impl DialOptions {
         let address = Address::parse(url).map_err(Error::from)?;
         let (ours, theirs) = (&self.address.scheme, &address.scheme);
         if ours != theirs {
-            return Err(format!("the server sends us to {url}, and this client speaks {ours}").into());
+            return Err(
+                format!("the server redirects to {url}, but this client uses the transport {ours}").into()
+            );
         }
         Ok(address)
     }
@@ -202,7 +206,7 @@ impl<P: DialerPolicy> Dialer<P> {
         self.changed.notify_all();
     }
 
-    /// Waits until `look` returns something, or `go_on` returns false.
+    /// Waits until `look` returns `Some`, or `go_on` returns false.
     pub fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>, go_on: GoOn<'_>) -> Option<T> {
         loop {
             let waiting = lock(&self.waiting);
@@ -309,8 +313,8 @@ impl<P: DialerPolicy> Dialer<P> {
     fn prove(&self, challenge: &Nonce, job: u64, token: bool) {
         let binding = self.link().and_then(|link| link.peer().binding);
         self.machine.with(|machine| {
-            let known = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
-            let proof = known.map(|(token, nonce)| -> Proof {
+            let credentials = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
+            let proof = credentials.map(|(token, nonce)| -> Proof {
                 let transcript = pki::Transcript {
                     server_nonce: challenge,
                     client_nonce: &nonce,
@@ -340,12 +344,12 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Outbox, Outgoing), String> {
         let outbox = self.outbox().ok_or("not connected")?;
-        let known = self.machine.with(|machine| {
+        let membership = self.machine.with(|machine| {
             outbox.link().tolerate(&P::tolerance(machine));
-            let known = machine.welcome()?;
-            Some((known.job, known.sender, known.chunk, P::is_detached(machine)))
+            let welcome = machine.welcome()?;
+            Some((welcome.job, welcome.sender, welcome.chunk, P::is_detached(machine)))
         });
-        let (job, sender, chunk, detached) = known.ok_or("not joined")?;
+        let (job, sender, chunk, detached) = membership.ok_or("not joined")?;
         let lent = P::lend(self, parcel, wanted)?;
         let cancel = Cancel::default();
         *lock(&self.cancel) = (parcel, cancel.clone());

@@ -7,8 +7,9 @@ use thalweg_proto::Failure;
 
 use crate::lock;
 
-/// A client's events for the application, in order. How the job ended comes last, and stays: each later caller gets it
-/// again, for example one that waits for a round after the verdict on its update was that the job is over.
+/// A client's events for the application, in order. The job's outcome comes last, and stays in the queue:
+/// each later caller gets it again. For example, a caller may wait for a round although it already got the
+/// outcome as the answer to its update.
 pub(crate) struct EventQueue<E> {
     queue: Mutex<Queue<E>>,
 }
@@ -30,12 +31,12 @@ impl<E> EventQueue<E> {
         lock(&self.queue).events.push_back(event);
     }
 
-    /// Keeps how the job ended. Only the first call counts.
+    /// Sets the job's outcome. Later calls are ignored.
     pub fn finish(&self, outcome: Result<String, Failure>) {
         lock(&self.queue).outcome.get_or_insert(outcome);
     }
 
-    /// The next event; after all others `finished` of how the job ended.
+    /// The next event. After the last one, `finished` makes an event of the job's outcome.
     pub fn next(&self, finished: impl FnOnce(Result<String, Failure>) -> E) -> Option<E> {
         let mut queue = lock(&self.queue);
         queue.events.pop_front().or_else(|| queue.outcome.clone().map(finished))
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_the_job_ended_comes_last_and_stays() {
+    fn the_outcome_comes_last_and_stays() {
         let events = EventQueue::default();
         assert_eq!(events.next(|_| "over".to_owned()), None);
         events.post("first".to_owned());

@@ -204,7 +204,7 @@ impl<P: HubPolicy> Hub<P> {
         }
         if chunk < options.chunk {
             hub.note(&format!(
-                "chunks have {chunk} bytes and not {}, for the broker takes no longer messages",
+                "chunks have {chunk} bytes and not {}, because the broker takes no longer messages",
                 options.chunk
             ));
         }
@@ -280,7 +280,7 @@ impl<P: HubPolicy> Hub<P> {
         self.wake();
     }
 
-    /// Cuts off the connected members that are on the list.
+    /// Disconnects the members that are on the list.
     fn expel_revoked(&self, list: &Revocations) {
         let now = self.now();
         self.machine.with(|machine| {
@@ -481,7 +481,8 @@ impl<P: HubPolicy> Hub<P> {
             }
             Action::Joined { client } => self.note_of(&client, &format!("{client} joined")),
             Action::Note { client, what } => self.note_of(&client, &format!("{client}: {what}")),
-            // This peer is not a member. All such peers share one limit, whatever names they use.
+            // This peer is not a member. All such peers share one limit of log lines, whatever names they
+            // use.
             Action::TurnedAway { client, reason } => {
                 self.note_of("", &format!("{client} was not let in: {reason}"));
             }
@@ -696,7 +697,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     }
 }
 
-/// Looks at the list of revoked parties, and cuts off members that have come onto it.
+/// Reads the list of revoked parties whenever it changes, and disconnects members that are on it.
 async fn watch_revocations<P: HubPolicy>(hub: Arc<Hub<P>>, list: Arc<Revocations>) {
     let mut last = String::new();
     loop {

@@ -9,7 +9,7 @@ use thalweg_wire::{ChunkHeader, Range};
 use crate::lock;
 
 /// Maximum number of free buffers that are kept.
-const SPARE: usize = 8;
+const MAX_FREE: usize = 8;
 
 /// Reusable buffers for chunks that are not received directly into their place.
 #[derive(Default)]
@@ -25,7 +25,7 @@ impl Scratch {
     pub fn give_back(&self, target: Target) {
         if let Target::Scratch(buffer) = target {
             let mut spare = lock(&self.0);
-            if spare.len() < SPARE {
+            if spare.len() < MAX_FREE {
                 spare.push(buffer);
             }
         }

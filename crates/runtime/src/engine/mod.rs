@@ -39,8 +39,8 @@ pub(crate) use self::task_set::TaskSet;
 
 use std::time::Duration;
 
-/// Asks several times a second whether a caller goes on waiting. `None`: it waits as long as necessary, and
-/// its thread is not woken in between. So thousands of threads may wait.
+/// Called several times a second while a caller waits; false ends the wait. `None`: the caller waits as long
+/// as necessary, and its thread is not woken in between. So thousands of threads may wait.
 pub type GoOn<'a> = Option<&'a (dyn Fn() -> bool + Sync)>;
 
 /// Interval at which a waiting caller is asked whether to go on.

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use thalweg_wire::text::{plain, MAX_NAME, MAX_REASON};
 
 /// Maximum number of lines that are kept until they are taken. Further lines are only counted.
-const WAITING: usize = 1000;
+const MAX_WAITING: usize = 1000;
 /// Maximum number of lines about one client in a round, and about all peers together that are not clients.
-const EACH: usize = 32;
+const MAX_EACH: usize = 32;
 /// Longest line in bytes: a name, a reason, and a few words.
-const LONGEST: usize = MAX_NAME + MAX_REASON + 128;
+const MAX_BYTES: usize = MAX_NAME + MAX_REASON + 128;
 
 /// Log lines that have not been taken.
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ impl Notes {
 
     /// Adds a line about the server itself.
     pub fn add(&mut self, text: &str) {
-        if self.lines.len() < WAITING {
-            self.lines.push(plain(text, LONGEST));
+        if self.lines.len() < MAX_WAITING {
+            self.lines.push(plain(text, MAX_BYTES));
         } else {
             self.left_out += 1;
         }
@@ -37,7 +37,7 @@ impl Notes {
 
     /// Adds a line about the server itself, unless the same line is still waiting.
     pub fn add_once(&mut self, text: &str) {
-        if !self.lines.contains(&plain(text, LONGEST)) {
+        if !self.lines.contains(&plain(text, MAX_BYTES)) {
             self.add(text);
         }
     }
@@ -47,11 +47,11 @@ impl Notes {
         let counts = self.counts.entry(client.to_owned()).or_default();
         *counts += 1;
         match *counts {
-            ..EACH => self.add(text),
-            EACH => {
+            ..MAX_EACH => self.add(text),
+            MAX_EACH => {
                 self.add(text);
                 let who = if client.is_empty() { "peers that are no clients" } else { client };
-                self.add(&format!("more of {who} is left out until the next round"));
+                self.add(&format!("further lines about {who} are left out until the next round"));
             }
             _ => {}
         }
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_says_much_leaves_room_for_others() {
+    fn a_peer_with_many_lines_leaves_room_for_others() {
         let mut notes = Notes::default();
         (0..10_000).for_each(|n| notes.add_of("loud", &format!("loud joined {n}")));
         (0..10_000).for_each(|n| notes.add_of("", &format!("a peer was turned away {n}")));
         notes.add_of("quiet", "quiet joined");
         let taken = notes.take();
-        assert_eq!(taken.len(), 2 * (EACH + 1) + 1);
+        assert_eq!(taken.len(), 2 * (MAX_EACH + 1) + 1);
         assert_eq!(taken.last().map(String::as_str), Some("quiet joined"));
         notes.add_of("loud", "again");
         assert!(notes.take().is_empty(), "taking lines gives no new ones");
@@ -88,9 +88,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_counted() {
+    fn lines_that_are_left_out_are_counted() {
         let mut notes = Notes::default();
-        (0..WAITING + 5).for_each(|n| notes.add(&n.to_string()));
+        (0..MAX_WAITING + 5).for_each(|n| notes.add(&n.to_string()));
         assert_eq!(notes.take().last().map(String::as_str), Some("5 more lines were left out"));
         assert!(notes.take().is_empty());
     }
@@ -102,7 +102,7 @@ mod tests {
         notes.add_once("a\nb");
         notes.add_once("a\nb");
         let taken = notes.take();
-        assert!(taken[0].len() <= LONGEST && !taken[0].contains(['\x1b', '\n']));
+        assert!(taken[0].len() <= MAX_BYTES && !taken[0].contains(['\x1b', '\n']));
         assert_eq!(taken[1..], ["a b"]);
     }
 }

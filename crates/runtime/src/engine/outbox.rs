@@ -13,7 +13,7 @@ use super::task_set::TaskSet;
 /// Maximum number of messages that may be queued for a peer. A peer that is further behind loses its link.
 const CAPACITY: usize = 256;
 /// How long a closing link may take to send the queued messages.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Item {
     Message(Bytes),
@@ -73,7 +73,7 @@ impl Outbox {
     pub fn close(&self) {
         let outbox = self.clone();
         self.task_set.spawn(async move {
-            let _ = tokio::time::timeout(FLUSH, outbox.flushed()).await;
+            let _ = tokio::time::timeout(FLUSH_TIMEOUT, outbox.flushed()).await;
             outbox.link.close().await;
         });
     }

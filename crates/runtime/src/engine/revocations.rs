@@ -1,8 +1,8 @@
 //! The parties whose tokens and certificates no longer count: a file that a server reads again when it has
 //! changed.
 //!
-//! A line is a role, a name, and what else `thalweg pki revoke` writes (the time). Lines that begin with `#`
-//! do not count.
+//! A line is a role, a name, and further words, which are ignored (`thalweg pki revoke` writes the time).
+//! Lines that begin with `#` are comments.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -19,22 +19,22 @@ use crate::{lock, Error, Kind};
 /// Time between two looks at the file.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 /// Maximum size of the file in bytes: some 50,000 parties.
-const LARGEST: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The list of revoked parties of one role.
 pub(crate) struct Revocations {
     path: PathBuf,
     role: Role,
-    known: Mutex<Known>,
+    loaded: Mutex<Loaded>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Loaded {
     version: Option<Version>,
     names: HashSet<String>,
 }
 
-/// What tells two versions of a file apart: its number on the disk, its time and its size.
+/// Identifies a version of a file: its inode number, its modification time and its size.
 type Version = (u64, Option<SystemTime>, u64);
 
 impl Revocations {
@@ -43,7 +43,7 @@ impl Revocations {
     /// # Errors
     /// `options` if the file cannot be read, or has a line that is no role and name.
     pub fn open(path: &str, role: Role) -> Result<Self, Error> {
-        let list = Self { path: path.into(), role, known: Mutex::default() };
+        let list = Self { path: path.into(), role, loaded: Mutex::default() };
         list.refresh().map_err(|cause| {
             Error::new(Kind::Options, "read the list of revoked parties", cause)
                 .hint("correct the file, which `thalweg pki revoke` writes")
@@ -51,15 +51,15 @@ impl Revocations {
         Ok(list)
     }
 
-    /// Whether a name is revoked, as of the last look at the file.
+    /// Whether a name is revoked, as of the last call of [`Revocations::refresh`].
     pub fn has(&self, name: &str) -> bool {
-        lock(&self.known).names.contains(name)
+        lock(&self.loaded).names.contains(name)
     }
 
-    /// Looks at the file, and reads it if it has changed. Returns whether it has.
+    /// Reads the file if it has changed. Returns whether it has.
     ///
     /// # Errors
-    /// The reason why it cannot be read. The list then stays as it was.
+    /// The reason why the file cannot be read. The list then stays as it was.
     pub fn refresh(&self) -> Result<bool, String> {
         let failed = |e: io::Error| format!("{}: {e}", self.path.display());
         let file = match File::open(&self.path) {
@@ -68,16 +68,16 @@ impl Revocations {
             Err(e) => return Err(failed(e)),
         };
         let version = version_of(&file.metadata().map_err(failed)?);
-        if lock(&self.known).version == Some(version) {
+        if lock(&self.loaded).version == Some(version) {
             return Ok(false);
         }
         let mut text = String::new();
-        file.take(LARGEST + 1).read_to_string(&mut text).map_err(failed)?;
-        if text.len() as u64 > LARGEST {
-            return Err(format!("{} has more than {LARGEST} bytes", self.path.display()));
+        file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!("{} has more than {MAX_FILE_BYTES} bytes", self.path.display()));
         }
         let names = parse(&text, self.role).map_err(|why| format!("{}: {why}", self.path.display()))?;
-        *lock(&self.known) = Known { version: Some(version), names };
+        *lock(&self.loaded) = Loaded { version: Some(version), names };
         Ok(true)
     }
 }
@@ -86,7 +86,7 @@ fn version_of(metadata: &Metadata) -> Version {
     (metadata.ino(), metadata.modified().ok(), metadata.len())
 }
 
-/// The names that are revoked in a role.
+/// Parses the file. Returns the names that are revoked in a role.
 fn parse(text: &str, role: Role) -> Result<HashSet<String>, String> {
     let mut names = HashSet::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -94,8 +94,8 @@ fn parse(text: &str, role: Role) -> Result<HashSet<String>, String> {
             continue;
         }
         let mut words = line.split_whitespace();
-        let known = words.next().and_then(|word| word.parse::<Role>().ok());
-        let (Some(of), Some(name)) = (known, words.next()) else {
+        let of = words.next().and_then(|word| word.parse::<Role>().ok());
+        let (Some(of), Some(name)) = (of, words.next()) else {
             return Err(format!("line {} is no role and name", number + 1));
         };
         if of == role {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_revoked_stays_so_while_the_file_is_damaged_or_gone() {
+    fn the_list_stays_while_the_file_is_damaged_or_missing() {
         let file = Temporary::new("damaged");
         file.write("client anna\n");
         let list = Revocations::open(file.0.to_str().unwrap(), Role::Client).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_list_that_is_too_long_is_not_read() {
         let file = Temporary::new("long");
-        file.write(&"client anna\n".repeat(LARGEST as usize / 12 + 1));
+        file.write(&"client anna\n".repeat(MAX_FILE_BYTES as usize / 12 + 1));
         let error = Revocations::open(file.0.to_str().unwrap(), Role::Client).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("has more than"), "{error}");
     }

@@ -37,7 +37,7 @@ fn handle() -> Result<Handle, Error> {
         .build()
         .map_err(|e| system(&e))?;
     let handle = made.handle().clone();
-    // A parent's runtime cannot be shut down here, since its threads are not in this process.
+    // Forget the parent's runtime: its threads are not in this process, so it cannot be shut down here.
     if let Some((_, of_parent)) = runtime.replace((process, made)) {
         std::mem::forget(of_parent);
     }

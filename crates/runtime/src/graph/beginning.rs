@@ -1,4 +1,4 @@
-//! Input of a node before an iteration: its neighbours, and the weights of their models.
+//! What a node is told before an iteration: its neighbours, and the weights of their models.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLockWriteGuard};
@@ -109,7 +109,7 @@ impl Node {
                 return Err(out_of_order(what));
             }
             (_, Some(_)) => {
-                return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
+                return Err(out_of_order("the own weight is 1 minus the others; leave it out"));
             }
             // The machine computes the weights later, from the number of neighbours that have sent something.
             // They only become smaller.

@@ -185,7 +185,7 @@ impl Shared {
         }
         let (hash, chunk) = self.look(|node| (node.layout_of(parcel), node.chunk_of(parcel)));
         let mean = self.means.as_ref().filter(|_| parcel != round).map(Means::arena);
-        // Other parts of the mean may still be written, so only what is sent of it is lent.
+        // Lend only the part that is sent: others may still be written.
         let range = match mean {
             None => self.copy.range(),
             Some(_) => wanted.iter().next().unwrap_or(Range::new(0, 0)),
@@ -306,7 +306,7 @@ impl DialerPolicy for Dialling {
     fn finished(dialer: &Arc<NodeDialer>, outcome: Result<String, Failure>) {
         let Dialling { shared, name, .. } = &dialer.policy;
         match outcome {
-            Ok(reason) => shared.event("note", name, &format!("is dialled no longer: {reason}")),
+            Ok(reason) => shared.event("note", name, &format!("is not dialled any more: {reason}")),
             Err(why) => {
                 shared.event("refused", name, &why.to_string());
                 shared.refuse(Failure { cause: format!("{name}: {}", why.cause), ..why });

@@ -1,5 +1,5 @@
-//! The means of segments (`thalweg_proto`'s graph, averaging by segments): of the node's own, which links send,
-//! and of the neighbours', which arrive.
+//! Memory for the means of segments (averaging by segments in `thalweg_proto`'s graph). Links send the mean
+//! of the node's own segment, and receive those of the neighbours' segments.
 
 use std::sync::Mutex;
 
@@ -27,7 +27,7 @@ impl Means {
         *lock(&self.own) = weight;
     }
 
-    /// The own model's weight as the state machine takes it.
+    /// The own model's weight in the form that the state machine needs.
     pub fn own(&self) -> Option<f64> {
         (self.rule == MixingRule::Renormalise).then(|| *lock(&self.own))
     }
@@ -36,26 +36,26 @@ impl Means {
         &self.arena
     }
 
-    /// Mixes the own values, the bytes `range` of a model, into the sums, and keeps the mean.
+    /// Mixes the own model's bytes `range` into the sums, and stores the mean.
     ///
     /// # Errors
     /// The reason, if the sums give no model.
     pub fn average(&self, sums: &Accumulator, range: Range, own: &[u8]) -> Result<(), String> {
-        let words = |error: thalweg_fold::FoldError| error.to_string();
+        let text = |error: thalweg_fold::FoldError| error.to_string();
         let mut place = self.arena.claim(range).map_err(|busy| busy.to_string())?;
         place.copy_from_slice(own);
         let repair = match self.own() {
             None => Replacement::Complement,
             Some(weight) => {
-                sums.check(range.start, own, weight).map_err(words)?;
-                sums.fold(range.start, own, weight).map_err(words)?;
+                sums.check(range.start, own, weight).map_err(text)?;
+                sums.fold(range.start, own, weight).map_err(text)?;
                 Replacement::KeepLocal
             }
         };
-        sums.finish_range(range.start, &mut place, repair).map_err(words)
+        sums.finish_range(range.start, &mut place, repair).map_err(text)
     }
 
-    /// Keeps bytes of a neighbour's mean. Returns whether they may become a model.
+    /// Stores bytes of a neighbour's mean. Returns whether all their values are finite.
     pub fn keep(&self, layout: &Layout, range: Range, bytes: &[u8]) -> bool {
         let Ok(mut place) = self.arena.claim(range) else { return false };
         place.copy_from_slice(bytes);

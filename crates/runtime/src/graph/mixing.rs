@@ -33,7 +33,7 @@ impl Slots {
         Self { layout, precision, places: Mutex::default() }
     }
 
-    /// The accumulator of an iteration; takes a free or a new one if there is none yet.
+    /// The accumulator of an iteration. If there is none yet, assigns a free or a new one.
     pub fn of(&self, round: u32) -> Arc<Accumulator> {
         let mut places = lock(&self.places);
         if let Some(sums) = places.used.get(&round) {
@@ -48,7 +48,7 @@ impl Slots {
     }
 
     /// The accumulator of an iteration; `None` if no chunk of it has arrived.
-    pub fn known(&self, round: u32) -> Option<Arc<Accumulator>> {
+    pub fn get(&self, round: u32) -> Option<Arc<Accumulator>> {
         lock(&self.places).used.get(&round).cloned()
     }
 
@@ -90,11 +90,11 @@ pub(crate) fn mix(
     averaged: &Ranges,
     fresh: bool,
 ) -> Result<f64, String> {
-    let words = |error: thalweg_fold::FoldError| error.to_string();
+    let text = |error: thalweg_fold::FoldError| error.to_string();
     let total = model.len().max(1) as f64;
     let mut given = 0.0;
     let mut present = Ranges::new();
-    for (bytes, weight) in sums.weights().map_err(words)? {
+    for (bytes, weight) in sums.weights().map_err(text)? {
         let share = match rule {
             _ if fresh => 1.0,
             MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => weight.min(1.0),
@@ -110,9 +110,9 @@ pub(crate) fn mix(
             let present: Ranges = present.iter().flat_map(|range| averaged.missing_in(range)).collect();
             for range in present.iter() {
                 let bytes = &model[range.start as usize..range.end as usize];
-                sums.check(range.start, bytes, own).map_err(words)?;
+                sums.check(range.start, bytes, own).map_err(text)?;
             }
-            sums.fold_ranges(model, &present, own).map_err(words)?;
+            sums.fold_ranges(model, &present, own).map_err(text)?;
             Replacement::KeepLocal
         }
     };
@@ -156,7 +156,7 @@ impl Node {
         let over = self.shared.now();
         let own = lock(&self.under).own;
         let averaged = self.shared.look(|node| node.averaged_ranges().clone());
-        let mixed = match self.shared.slots.known(mixing.round) {
+        let mixed = match self.shared.slots.get(mixing.round) {
             _ if mixing.by_segments => self.take_means(mixing.round),
             None => Ok(1.0),
             Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {

@@ -23,8 +23,8 @@ use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error, Kind};
 
 /// How long a link may take to release the last model before the node closes it. A peer cannot delay this: a
-/// link releases a model as soon as it is told to. But on a machine under load each of its tasks may need a
-/// second to run.
+/// link releases a model as soon as it is told to. But on a busy machine, each of its tasks may wait a second
+/// until it runs.
 pub(super) const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a leaving node waits until its model and its last messages are sent.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ impl Node {
         let capabilities = transport.capabilities();
         if !capabilities.symmetric {
             return Err(bad(format!(
-                "{} treats its two ends differently, and nodes are all alike",
+                "{} has different roles at its two ends, but all nodes have the same role",
                 transport.name()
             ))
             .hint("use tcp, udp, ltp, zmq or grpc"));

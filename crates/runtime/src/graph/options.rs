@@ -11,12 +11,12 @@ use crate::options::{seconds, Layers, PrecisionRule};
 use crate::{ClientOptions, Error, Kind};
 
 /// Maximum number of iterations for which chunks are accepted early. Each takes the memory of a model.
-const MOST_AHEAD: u32 = 16;
-/// Averaging by segments takes one more path delay in an iteration. It is used if it saves this many bytes, which
-/// take 20 ms at 100 Mbit/s.
-const WORTH_SEGMENTS: u64 = 256 << 10;
+const MAX_AHEAD: u32 = 16;
+/// With `auto`, segments are used if they save at least this many bytes in an iteration: 20 ms at 100 Mbit/s.
+/// They cost one more path delay.
+const MIN_SEGMENT_SAVING: u64 = 256 << 10;
 /// Longest digest of a plan or graph, in bytes.
-const MOST_DIGEST: usize = 128;
+const MAX_DIGEST: usize = 128;
 
 /// The condition for which a node waits before it mixes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,12 +56,12 @@ pub enum MixingRule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExchangeRule {
-    /// By whole models always.
+    /// Always by whole models.
     #[default]
     Whole,
-    /// By segments where that can be and saves much; else by whole models.
+    /// By segments if graph and weights allow it and it saves enough; else by whole models.
     Auto,
-    /// By segments wherever graph and weights allow it, however little that saves.
+    /// By segments if graph and weights allow it, even if it saves little.
     Segments,
 }
 
@@ -112,8 +112,8 @@ pub struct NodeOptions {
     pub share: f64,
     /// Whether models are exchanged by segments.
     pub exchange: ExchangeRule,
-    /// The number of the job's last iteration. `None`: not known, so the numbers that neighbours send are
-    /// hardly checked.
+    /// The number of the job's last iteration, an upper bound for numbers that neighbours send. `None`: there
+    /// is no such bound.
     pub rounds: Option<u32>,
     /// Digest of the part of the plan that all nodes share.
     pub plan: String,
@@ -182,20 +182,20 @@ impl NodeOptions {
         if !(self.share > 0.0 && self.share <= 1.0) {
             return bad("share is the part of a model that is sent in an iteration: more than 0, at most 1");
         }
-        if self.ahead > MOST_AHEAD {
+        if self.ahead > MAX_AHEAD {
             return bad("ahead may be 16 at most: each takes the memory of a model");
         }
         let digests = [Some(&self.plan), Some(&self.graph), self.start.as_ref()];
-        if digests.into_iter().flatten().any(|digest| digest.len() > MOST_DIGEST) {
+        if digests.into_iter().flatten().any(|digest| digest.len() > MAX_DIGEST) {
             return bad("plan, graph and start are digests of at most 128 bytes");
         }
         Ok(())
     }
 
-    /// How many bytes averaging by segments must save in an iteration; `None`: it is not used.
+    /// How many bytes averaging by segments must save in an iteration to be used; `None`: it is never used.
     ///
     /// # Errors
-    /// `options` if the nodes are to average by segments, and another option forbids it.
+    /// `options` if `exchange` is `segments`, and another option does not allow that.
     pub fn segments(&self) -> Result<Option<u64>, Error> {
         let obstacle = if self.wait != WaitRule::All {
             Some("wait all")
@@ -212,12 +212,12 @@ impl NodeOptions {
                 Err(Error::new(Kind::Options, "start node", what).hint("use exchange auto"))
             }
             (ExchangeRule::Segments, None) => Ok(Some(0)),
-            (ExchangeRule::Auto, None) => Ok(Some(WORTH_SEGMENTS)),
+            (ExchangeRule::Auto, None) => Ok(Some(MIN_SEGMENT_SAVING)),
             (ExchangeRule::Whole, _) | (ExchangeRule::Auto, Some(_)) => Ok(None),
         }
     }
 
-    /// The wait rule as the state machine takes it.
+    /// The wait rule in the form that the state machine needs.
     pub fn waiting(&self) -> Waiting {
         let deadline = self.deadline.map(seconds);
         match self.wait {

@@ -1,5 +1,5 @@
-//! The sink of a link: it puts neighbours' chunks into the sums of their iteration, or puts them aside, and
-//! averages what is complete.
+//! The sink of a link. It adds neighbours' chunks to the sums of their iteration, or stores them until their
+//! weights are known. It averages pieces of segments that are complete.
 
 use std::sync::{Arc, PoisonError};
 

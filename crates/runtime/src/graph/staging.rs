@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-/// Bytes of a model, of which a part has arrived.
+/// A model of which some bytes have arrived.
 type Model = Arc<Mutex<Vec<u8>>>;
 
 #[derive(Default)]

@@ -115,14 +115,17 @@ fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
         node.meet(&others, None).unwrap();
     }
     for (node, _) in &nodes {
-        let known = || {
+        let all_met = || {
             node.shared().look(|machine| {
                 let others = 0..names.len() - 1; // neighbours' indices, whoever dials
                 others.clone().all(|index| machine.is_known_to(Neighbour::Dialled(index))).then_some(())
             })
         };
         let waits = LIMIT.as_millis() / CALLER_TIMEOUT.as_millis();
-        assert!((0..waits).any(|_| node.hub().wait_for(CALLER_TIMEOUT, known).is_some()), "they do not meet");
+        assert!(
+            (0..waits).any(|_| node.hub().wait_for(CALLER_TIMEOUT, all_met).is_some()),
+            "they do not meet"
+        );
     }
     nodes
 }
@@ -140,10 +143,10 @@ fn iterate(node: &Node, neighbours: &BTreeMap<String, f64>) -> Vec<Value> {
     (1..=10).map(iteration).collect()
 }
 
-/// From before the first iteration no control message gets through: no `End`, no `Received`, no ping. All
-/// models arrive completely.
+/// From before the first iteration on, no control message gets through: no `End`, no `Received`, no ping. But
+/// all models arrive completely.
 #[test]
-fn iterations_go_on_though_every_control_message_is_held_up() {
+fn iterations_continue_although_every_control_message_is_held_up() {
     let layout = Layout::pack([("w", Dtype::F32, vec![100_000])]).unwrap();
     let names = ["a", "b", "c"];
     let _turn = lock(&TURN);
@@ -181,7 +184,7 @@ fn iterations_go_on_though_every_control_message_is_held_up() {
 /// All nodes have each other's models, but none has been notified of that. A node that leaves now might leave
 /// a neighbour without its model.
 #[test]
-fn where_nodes_wait_for_all_models_one_leaves_when_its_neighbours_have_its_own() {
+fn with_wait_all_a_node_leaves_only_after_its_neighbours_have_its_model() {
     let layout = Layout::pack([("w", Dtype::F32, vec![1000])]).unwrap();
     let _turn = lock(&TURN);
     let nodes = met(&layout, &["a", "b"], &json!({ "wait": "all" }));

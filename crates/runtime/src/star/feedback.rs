@@ -166,12 +166,7 @@ impl Feedback {
 }
 
 /// Reads a residual, and what factors start from.
-fn load(
-    file: &Path,
-    layout: &Layout,
-    residual: &mut [f32],
-    factors: Option<&Factors>,
-) -> Result<(), String> {
+fn load(file: &Path, layout: &Layout, residual: &mut [f32], factors: Option<&Factors>) -> Result<(), String> {
     let unfit = |why: &str| {
         let file = file.display();
         format!("{file}, which should hold what compression has left out: {why}; delete it to begin without")
@@ -192,7 +187,8 @@ fn load(
     if u32::from_le_bytes(*sum) != checksum(values) {
         return Err(unfit("it is damaged"));
     }
-    let mut values = values.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    let mut values =
+        values.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
     for (left, value) in residual.iter_mut().zip(values.by_ref()) {
         *left = if value.is_finite() { value } else { 0.0 };
     }

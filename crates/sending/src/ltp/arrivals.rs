@@ -8,11 +8,11 @@ use super::MAX_RANGES;
 
 /// Maximum number of ranges that are remembered. On a path that reorders, gaps stay open far behind the
 /// newest number.
-const KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 /// Each ACK reports this many of the newest ranges, whether they have changed or not.
-const NEWEST: usize = 16;
+const REPORTED_NEWEST: usize = 16;
 /// This many ACKs report a range after it has changed, since ACKs can be lost.
-const REPEATED: u64 = 3;
+const REPORTS_PER_CHANGE: u64 = 3;
 
 /// A range of packet numbers that have arrived.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl Arrivals {
             }
             (false, false) => ranges.insert(at, Arrival { range: Range::new(number, end), first_ack }),
         }
-        ranges.truncate(KEPT);
+        ranges.truncate(MAX_KEPT);
     }
 
     /// The ranges that the next ACK reports, descending: the newest ranges, and the ranges that have changed
@@ -67,7 +67,9 @@ impl Arrivals {
     pub(super) fn report(&mut self) -> Vec<Range> {
         let ack = self.acks;
         self.acks += 1;
-        let news = |&(at, arrival): &(usize, &Arrival)| at < NEWEST || arrival.first_ack + REPEATED > ack;
+        let news = |&(at, arrival): &(usize, &Arrival)| {
+            at < REPORTED_NEWEST || arrival.first_ack + REPORTS_PER_CHANGE > ack
+        };
         let ranges = self.ranges.iter().enumerate().filter(news);
         ranges.map(|(_, arrival)| arrival.range).take(MAX_RANGES).collect()
     }
@@ -80,7 +82,7 @@ mod tests {
     use thalweg_rng::Rng;
 
     #[test]
-    fn the_ranges_are_the_newest_of_what_came() {
+    fn the_newest_ranges_are_kept() {
         for seed in 0..200 {
             let (mut arrivals, mut received, mut rng) =
                 (Arrivals::default(), BTreeSet::new(), Rng::new(&[seed]));
@@ -95,7 +97,7 @@ mod tests {
                 );
                 let named: BTreeSet<u64> = ranges.iter().flat_map(|range| range.start..range.end).collect();
                 assert!(named.is_subset(&received) && named.last() == received.last());
-                forgot |= arrivals.ranges.len() > NEWEST;
+                forgot |= arrivals.ranges.len() > REPORTED_NEWEST;
                 assert!(forgot || named == received, "{ranges:?}");
             }
         }
@@ -113,7 +115,7 @@ mod tests {
 
     /// There are 300 gaps. One of them closes far behind the newest number.
     #[test]
-    fn what_comes_late_is_told_a_few_times() {
+    fn a_late_arrival_is_in_a_few_acks() {
         let mut arrivals = Arrivals::default();
         (0..300).for_each(|n| arrivals.insert(2 * n));
         for _ in 0..10 {

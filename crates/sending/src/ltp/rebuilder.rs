@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use super::repair::{Block, MAX_BLOCK};
 
 /// Maximum number of packets that the receiver keeps in case others of their block are lost.
-const KEPT: usize = 4 * MAX_BLOCK as usize;
+const MAX_KEPT: usize = 4 * MAX_BLOCK as usize;
 /// Maximum number of blocks whose repair packets the receiver keeps.
-const BLOCKS: usize = 4;
+const MAX_BLOCKS: usize = 4;
 
 /// The repair packets of a block that have arrived.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Rebuilder {
     /// Keeps the symbol of a packet that has arrived and may belong to a block. `write` appends the symbol.
     pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
-        let oldest = if self.kept.len() < KEPT { None } else { self.kept.pop_front() };
+        let oldest = if self.kept.len() < MAX_KEPT { None } else { self.kept.pop_front() };
         let mut symbol = oldest.map_or_else(Vec::new, |(_, symbol)| symbol);
         symbol.clear();
         write(&mut symbol);
@@ -60,7 +60,7 @@ impl Rebuilder {
         }
         let known = self.blocks.iter().position(|coming| coming.block == block);
         let at = known.unwrap_or_else(|| {
-            if self.blocks.len() >= BLOCKS {
+            if self.blocks.len() >= MAX_BLOCKS {
                 self.blocks.pop_front();
             }
             self.blocks.push_back(Coming { block, repair: Vec::new(), tried: 0, done: false });
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_whole_needs_nothing() {
+    fn a_block_that_arrived_whole_is_not_rebuilt() {
         let mut rebuilder = Rebuilder::default();
         rebuilder.repair(BLOCK, 0, &[100]);
         for number in 10..14 {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_memory_is_bounded() {
+    fn memory_is_bounded_whatever_arrives() {
         for seed in 0..50 {
             let (mut rebuilder, mut rng) = (Rebuilder::default(), Rng::new(&[seed]));
             for _ in 0..2_000 {
@@ -178,7 +178,7 @@ mod tests {
                     assert!(rebuild.packets.len() < rebuild.block.count as usize);
                     assert!(rebuild.packets.len() + rebuild.repair.len() >= rebuild.block.count as usize);
                 }
-                assert!(rebuilder.kept.len() <= KEPT && rebuilder.blocks.len() <= BLOCKS);
+                assert!(rebuilder.kept.len() <= MAX_KEPT && rebuilder.blocks.len() <= MAX_BLOCKS);
                 assert!(rebuilder.blocks.iter().all(|one| one.repair.len() <= MAX_BLOCK as usize));
             }
         }

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn transfers_are_told_apart_though_their_numbers_wrap() {
+    fn transfers_stay_distinct_when_their_numbers_wrap() {
         let mut receiver = Receiver::new(Rule::default());
         let of = |transfer, index| Some(ChunkId { transfer, index, of: 2 });
         for transfer in [65_534, 65_535, 0, 1] {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_nothing_panics_and_counts_hold() {
+    fn no_input_panics_or_breaks_the_counts() {
         for seed in 0..300 {
             let mut rng = Rng::new(&[seed]);
             let mut receiver = Receiver::new(Rule { fraction: 1.5 * rng.unit(), deadline: Some(3 * MS) });
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn no_length_is_believed() {
+    fn a_false_number_of_chunks_costs_no_memory() {
         let mut receiver = Receiver::new(Rule::default());
         let huge = ChunkId { transfer: 1, index: 0, of: u32::MAX };
         assert!(!receiver.handle_packet(MS, 0, Some(huge)) && receiver.incoming.is_none());

@@ -14,11 +14,11 @@ use crate::Time;
 pub const MAX_BLOCK: u32 = 64;
 
 /// Maximum number of repair packets of a block, since a byte in the packet has their index.
-const MOST_REPAIR: f64 = 255.0;
-/// Minimum number of packets at which a block is full.
-const FEWEST: u32 = 4;
-/// Above this path loss, the flight limits a block.
-const HALF: f64 = 0.5;
+const MAX_REPAIR: f64 = 255.0;
+/// A block may always have this many packets, however small the flight is.
+const MIN_BLOCK: u32 = 4;
+/// Above this path loss, the number of packets in flight limits the size of a block.
+const VERY_LOSSY: f64 = 0.5;
 /// Below this path loss, only the configured share determines the number of repair packets.
 const LOSSY: f64 = 0.08;
 /// A block gets enough repair packets to be rebuilt even if this many standard deviations more packets are
@@ -76,7 +76,7 @@ pub(super) struct Blocks {
     /// The path loss, or 0 if it is below [`LOSSY`].
     loss: f64,
     /// Maximum number of packets in a block.
-    most: u32,
+    max_count: u32,
     /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
@@ -94,21 +94,22 @@ impl Default for Blocks {
 impl Blocks {
     pub(super) fn new(share: f64) -> Self {
         let share = share.clamp(0.0, 1.0);
-        Self { share, loss: 0.0, most: MAX_BLOCK, open: None, due: None, sent: VecDeque::new() }
+        Self { share, loss: 0.0, max_count: MAX_BLOCK, open: None, due: None, sent: VecDeque::new() }
     }
 
-    /// Sets the path loss, and how many packets may be in flight. If the loss is high, it decides how many repair
-    /// packets a block gets, unless the configured share asks for more. They are sent when there is nothing else
-    /// to send, and on such a path a retransmission would probably be lost again.
+    /// Sets the path loss, and how many packets may be in flight. A high loss raises the number of repair
+    /// packets of a block above the configured share. On such a path a retransmission would probably be lost
+    /// again, and repair packets are sent only when there is nothing else to send.
     ///
-    /// The packets of a block count as in flight until its repair packets have been sent. So a block takes only
-    /// that part of the flight which arrives, and leaves the rest to its repair packets.
+    /// The packets of a block count as in flight until its repair packets have been sent. So on a very lossy
+    /// path a block has only as many packets as arrive of a flight. The rest of the flight is for its repair
+    /// packets.
     pub(super) fn expect(&mut self, loss: f64, flight: u64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };
-        self.most = MAX_BLOCK;
-        if loss > HALF {
+        self.max_count = MAX_BLOCK;
+        if loss > VERY_LOSSY {
             let part = (flight as f64 * (1.0 - loss)) as u32;
-            self.most = part.clamp(FEWEST, MAX_BLOCK);
+            self.max_count = part.clamp(MIN_BLOCK, MAX_BLOCK);
         }
     }
 
@@ -120,10 +121,10 @@ impl Blocks {
         (count * self.share).max(expected).ceil()
     }
 
-    /// Whether a block of `count` packets takes no further one. With more it might need more repair packets than
-    /// a block can have.
+    /// Whether a block of `count` packets is full. A larger one might need more repair packets than a block
+    /// can have.
     fn is_full(&self, count: u32) -> bool {
-        count >= self.most || self.repair_of(count + 1) > MOST_REPAIR
+        count >= self.max_count || self.repair_of(count + 1) > MAX_REPAIR
     }
 
     /// Adds a packet to the current block. If there is no current block and `begins` is set, the packet
@@ -145,7 +146,7 @@ impl Blocks {
     /// Completes the current block, since nothing is left to send.
     pub(super) fn close(&mut self) {
         if let Some((block, longest)) = self.open.take() {
-            let of = self.repair_of(block.count).min(MOST_REPAIR) as u32;
+            let of = self.repair_of(block.count).min(MAX_REPAIR) as u32;
             self.due = Some(Due { block, longest, sent: 0, of });
         }
     }
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_loses_much_is_answered_with_as_many_as_it_takes() {
+    fn a_lossy_path_gets_as_many_repair_packets_as_it_needs() {
         let mut blocks = Blocks::new(0.0);
         blocks.expect(0.05, 1_000);
         assert_eq!(blocks.covers(1, 100, true), None, "a retransmission is as good");
@@ -253,12 +254,12 @@ mod tests {
             });
             assert_eq!(full, Some(count - 1), "{loss} {flight}");
             let (block, ..) = blocks.next().unwrap();
-            assert!(blocks.repair_of(block.count) <= MOST_REPAIR);
+            assert!(blocks.repair_of(block.count) <= MAX_REPAIR);
         }
     }
 
     #[test]
-    fn what_is_given_up_may_not_be_rebuilt() {
+    fn packets_of_a_given_up_block_may_not_be_rebuilt() {
         let mut blocks = Blocks::new(1.0);
         blocks.covers(1, 100, true);
         blocks.give_up();

@@ -14,13 +14,13 @@ use crate::{AckSample, Belief, Delivery, Pacer, Rate, Stamp, Trips, Waits};
 /// Bytes that a probe adds to the bytes in flight.
 const PROBE_BYTES: u32 = 64;
 /// Initial cwnd in packets. TCP starts with 10 (RFC 6928) and retransmits all that is lost.
-const INITIAL: u64 = 32;
+const INITIAL_WINDOW: u64 = 32;
 /// The maximum fraction of the sent bytes that makes up for path loss. If a short queue is full of other
 /// senders' packets, a sender cannot distinguish that loss from the path's loss. With this limit it sends at
 /// most 2.6 times the bytes that arrive. With a lower limit, the cwnd would shrink for ever on a path that
 /// loses 70 %, since it is at most 1.3 times the bytes that a round trip delivered. A path that loses more than
 /// senders with this limit can cause has [a higher one](Rate::making_up).
-const MADE_UP: f64 = 0.62;
+const MAX_MADE_UP: f64 = 0.62;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub struct Sender {
     packets: u64,
     largest: Option<u64>,
     /// The ranges of the last ACK.
-    known: Ranges,
+    last_ack_ranges: Ranges,
     transfer: Option<SendQueue>,
     transfers: u16,
     ended: Option<Ended>,
@@ -164,12 +164,15 @@ impl Sender {
             cost: 0,
             packets: 0,
             largest: None,
-            known: Ranges::new(),
+            last_ack_ranges: Ranges::new(),
             transfer: None,
             transfers: 0,
             ended: None,
             trips: Trips::new(),
-            rate: Rate::new(full.into(), INITIAL).making_up(MADE_UP).starting_fast().acknowledged_each(),
+            rate: Rate::new(full.into(), INITIAL_WINDOW)
+                .making_up(MAX_MADE_UP)
+                .starting_fast()
+                .acknowledged_each(),
             pacer: Pacer::new(now),
             delivery: Delivery::default(),
             probe: false,
@@ -399,8 +402,8 @@ impl Sender {
         if self.largest.is_some_and(|newer| newer > largest) {
             self.rate.overtaken();
         }
-        let known = std::mem::replace(&mut self.known, ack.ranges.iter().copied().collect());
-        for range in ack.ranges.iter().flat_map(|&range| known.missing_in(range)) {
+        let before = std::mem::replace(&mut self.last_ack_ranges, ack.ranges.iter().copied().collect());
+        for range in ack.ranges.iter().flat_map(|&range| before.missing_in(range)) {
             for number in range.start.max(self.base)..range.end {
                 let fresh = self.mark_acknowledged(now, number);
                 if number == largest && fresh {

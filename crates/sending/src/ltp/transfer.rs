@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_after_all_is_not_sent_again() {
+    fn a_lost_chunk_that_arrives_after_all_is_not_retransmitted() {
         let mut transfer = transfer(&[false; 2]);
         while next(&mut transfer).is_some() {}
         transfer.lost(0);

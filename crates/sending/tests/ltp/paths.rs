@@ -18,10 +18,10 @@ const SEEDS: u64 = 5;
 const LIMIT: Time = Time::from_secs(60);
 
 /// When the loss begins on paths that are good at first.
-const LATER: Time = Time::from_secs(2);
+const LOSS_BEGINS: Time = Time::from_secs(2);
 
-/// A path: its name, the link to the receiver until [`LATER`] and after it, the link back, and the chunks
-/// that are sent.
+/// A path: its name, the link to the receiver until [`LOSS_BEGINS`] and after it, the link back, and the
+/// chunks that are sent.
 struct Path {
     name: &'static str,
     first: Shape,
@@ -78,7 +78,7 @@ fn row(path: &Path) -> String {
     for seed in 0..SEEDS {
         let mut world = World::between(&path.first, &path.back, &[Rule::default()], seed);
         world.begin(0, path.chunks, |n| n == 0 || n + 1 == path.chunks);
-        world.run(LATER);
+        world.run(LOSS_BEGINS);
         world.change(&path.there);
         world.run(LIMIT);
         let party = &world.parties[0];

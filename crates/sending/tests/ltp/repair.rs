@@ -60,12 +60,12 @@ fn table() -> String {
 }
 
 #[test]
-fn what_they_cost_and_save_is_as_recorded() {
+fn repair_packets_cost_and_save_as_recorded() {
     assert_recorded(TABLE, &table());
 }
 
 #[test]
-fn whatever_is_lost_all_of_it_comes_once() {
+fn all_chunks_arrive_once_whatever_is_lost() {
     for seed in 0..60 {
         let mut rng = Rng::new(&[seed]);
         let burst = Burst { enter: 0.01, leave: 0.2, loss_bad: 1.0, loss_good: 0.0 };
@@ -115,7 +115,7 @@ fn indexes(sent: &[What]) -> Vec<u32> {
 }
 
 #[test]
-fn what_may_be_rebuilt_is_not_sent_again_before_its_repair_packets_are_decided() {
+fn a_packet_is_not_retransmitted_while_it_may_still_be_rebuilt() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400).with_repair(0.2);
     sender.begin(vec![Piece { bytes: 1_400, critical: false }; 10]);
     let first = sent(&mut sender, Time::ZERO);

@@ -26,8 +26,8 @@ fn eight_senders_end_at_nearly_the_same_time() {
 }
 
 /// If the path loses a tenth whatever the senders do, no sender is much slower than the others. If the queue
-/// holds a quarter of the BDP, senders that begin last find it full. They take the loss that the other
-/// senders cause for the path's, but within bounds.
+/// holds a quarter of the BDP, senders that begin last find it full. They mistake the loss that the other
+/// senders cause for path loss, but only within bounds.
 #[test]
 fn the_slowest_of_eight_is_near_the_mean() {
     let short = Shape { queue_bytes: Some(125_000), ..link(40.0, 0.0) };

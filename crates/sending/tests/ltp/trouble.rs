@@ -16,7 +16,7 @@ fn world(shape: &Shape, rule: Rule) -> World {
 }
 
 #[test]
-fn a_deadline_ends_a_transfer_but_not_before_what_is_critical_has_come() {
+fn a_deadline_ends_a_transfer_once_its_critical_chunks_have_arrived() {
     // 4000 chunks take 470 ms. The last tenth of them is critical, and is not sent before the deadline.
     let critical = |n| n % 10 == 9;
     let mut world = world(&link(40.0, 0.05), Rule { fraction: 1.0, deadline: Some(200 * MS) });
@@ -73,8 +73,8 @@ fn bursts_and_terrible_links_end_whole() {
     }
 }
 
-/// A goal of edge paths: a round, which moves 1 MiB down and 1 MiB up, at 0.15 of what a path of 20 Mbit/s lets through that
-/// loses 80 % of the packets and of the ACKs.
+/// The goal for edge paths. A path of 20 Mbit/s loses 80 % of the packets and of the ACKs. A round, with 1
+/// MiB down and 1 MiB up, must reach 0.15 of the goodput that this path allows.
 #[test]
 fn a_path_that_loses_80_percent_both_ways_carries_a_round() {
     const CHUNKS: u32 = 781;
@@ -127,7 +127,7 @@ fn ends_that_are_late_lose_nothing_and_keep_the_rate() {
 }
 
 #[test]
-fn transfers_follow_each_other_and_one_that_is_given_up_is_forgotten() {
+fn transfers_follow_each_other_and_an_abandoned_one_is_forgotten() {
     let mut world = world(&link(20.0, 0.02), Rule::default());
     for round in 0..4 {
         world.begin(0, 1_000, |_| false);
@@ -153,7 +153,7 @@ fn an_empty_transfer_has_ended() {
 }
 
 #[test]
-fn a_probe_that_nobody_answers_goes_again_under_its_number() {
+fn an_unanswered_probe_is_sent_again_under_its_number() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
     sender.request_probe();
     let first = sender.poll_packet(Time::ZERO).unwrap();
@@ -180,7 +180,7 @@ fn a_probe_that_nobody_answers_goes_again_under_its_number() {
 }
 
 #[test]
-fn each_thing_told_has_a_probe_of_its_own() {
+fn each_requested_probe_has_its_own_number() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
     sender.request_probe();
     let first = sender.poll_packet(Time::ZERO).unwrap();
@@ -196,7 +196,7 @@ fn each_thing_told_has_a_probe_of_its_own() {
 
 /// Whatever an ACK says, nothing that was not sent counts as delivered, and nothing panics.
 #[test]
-fn acknowledgements_that_cannot_be_are_ignored() {
+fn impossible_acknowledgements_are_ignored() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
     sender.begin(vec![Piece { bytes: 1_400, critical: false }; 10]);
     while sender.poll_packet(MS).is_some() {}

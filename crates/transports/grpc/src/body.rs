@@ -57,7 +57,7 @@ impl HttpBody for Pieces {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.stop.is_stopped() {
-            return Poll::Ready(Some(Err(Status::cancelled("nobody wants it any more"))));
+            return Poll::Ready(Some(Err(Status::cancelled("the message is not wanted any more"))));
         }
         if self.rest.is_empty() {
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {

@@ -1,16 +1,17 @@
-//! Follows a link's stream byte by byte, and tells how many bytes of chunks' payloads have arrived of messages
-//! that are not complete yet.
+//! Parses a link's stream byte by byte, and counts the bytes of chunks' payloads as they arrive, before their
+//! message is complete.
 
 use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
 
 /// gRPC's prefix of a message: a flag and the length.
 const PREFIX: usize = 5;
-/// How [`Frame`](crate::frame::Frame) begins in protobuf: the tag of its header, and the header's length.
+/// The first bytes of a [`Frame`](crate::frame::Frame) in protobuf: the tag of its header, and the header's
+/// length.
 const TAG: [u8; 2] = [0x0a, HEADER_BYTES as u8];
-/// The first bytes of a message, up to the end of its header.
+/// Number of bytes from the beginning of a message to the end of its header.
 const HEAD: usize = PREFIX + TAG.len() + HEADER_BYTES;
 
-/// The state of a stream that is followed.
+/// The state of the parser of one stream.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     head: [u8; HEAD],
@@ -18,7 +19,7 @@ pub(crate) struct Chunks {
     have: usize,
     /// Number of bytes of the message that are still to come, once its prefix is known.
     left: usize,
-    /// The last bytes of the message, of so many, are a chunk's payload.
+    /// The message ends with this many bytes of a chunk's payload.
     payload: usize,
 }
 
@@ -29,8 +30,9 @@ impl Default for Chunks {
 }
 
 impl Chunks {
-    /// Takes the next bytes of the stream. Returns how many of them are payload of chunks. A message that puts
-    /// its fields in another order than ours counts as none; the receiver counts it when it is complete.
+    /// Takes the next bytes of the stream. Returns how many of them are payload of chunks. A message whose
+    /// fields are in another order than ours counts as no payload; the receiver counts it when it is
+    /// complete.
     pub(crate) fn pass(&mut self, mut bytes: &[u8]) -> u64 {
         let mut count = 0;
         while !bytes.is_empty() {
@@ -44,7 +46,8 @@ impl Chunks {
         count
     }
 
-    /// Number of the message's first bytes to collect: its prefix, then its header if it is long enough.
+    /// Number of bytes of the message's beginning to collect: its prefix, and then also its header if the
+    /// message is long enough.
     fn wanted(&self) -> usize {
         if self.have < PREFIX {
             PREFIX
@@ -72,7 +75,7 @@ impl Chunks {
         part
     }
 
-    /// The length of the chunk that the message's header announces, if it is that of a chunk.
+    /// The payload length in the message's header, if it is the header of a chunk.
     fn announced(&self) -> Option<usize> {
         let header = self.head.get(PREFIX..)?.strip_prefix(&TAG)?;
         let header = FrameHeader::decode(header).ok()?;
@@ -107,7 +110,8 @@ mod tests {
         FrameHeader::chunk(chunk, 7)
     }
 
-    /// An update of two chunks, with control messages around it, of which one is longer than a part.
+    /// An update of two chunks, with control messages around it. One of these is longer than
+    /// [`CONTROL_PART`](frame::CONTROL_PART).
     fn stream() -> Vec<u8> {
         let control = |length| frame::control(vec![7; length].into());
         let mut frames = control(0);
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_of_chunks_count_and_nothing_else_however_the_stream_is_cut() {
+    fn only_payloads_of_chunks_count_however_the_stream_is_cut() {
         let stream = stream();
         for step in [1, 2, 5, 7, 59, 100, 16384, stream.len()] {
             let mut chunks = Chunks::default();

@@ -1,4 +1,4 @@
-//! Connects: makes the HTTP/2 connection and the one call that is the link.
+//! Connects: makes the HTTP/2 connection and the one call that serves as the link.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
     Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(answer.into_inner(), &shared)), shared })
 }
 
-/// Ends the connection's task if the link is not made.
+/// Ends the connection's task if connecting fails.
 struct EndOnDrop(Option<Arc<LinkState>>);
 
 impl EndOnDrop {
@@ -102,7 +102,7 @@ impl EndOnDrop {
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
-            shared.refuse("the link did not come to be");
+            shared.refuse("the link was not established");
         }
     }
 }

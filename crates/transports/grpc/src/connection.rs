@@ -12,7 +12,8 @@ use crate::shared::LinkState;
 
 /// The largest DATA frame that this end accepts, in bytes: a message arrives in parts of at most this size.
 pub(crate) const MAX_FRAME: u32 = 64 << 10;
-/// Bytes of a stream that HTTP/2 may hold, beyond one message, before it asks for the next message.
+/// Maximum number of bytes that HTTP/2 buffers for a stream before it asks for the next message. One message
+/// may exceed it.
 pub(crate) const SEND_BUFFER: usize = 64 << 10;
 /// Maximum number of bytes of the headers of a request or an answer.
 pub(crate) const MAX_HEADERS: u32 = 16 << 10;

@@ -41,8 +41,8 @@ pub(crate) fn chunk(header: &FrameHeader, payload: Bytes) -> VecDeque<Frame> {
 }
 
 /// Makes the message that announces an update: the header of its first chunk, without payload. gRPC delivers
-/// only whole messages, so the chunk itself would show the beginning of the update only when all of the chunk
-/// has arrived.
+/// only complete messages. Without this message, the receiver would learn that the update has begun only
+/// after its whole first chunk.
 pub(crate) fn begins(header: &FrameHeader) -> Frame {
     Frame { header: Bytes::copy_from_slice(&header.encode()), payload: Bytes::new() }
 }

@@ -5,8 +5,8 @@
 //!
 //! Messages are [`frame::Frame`]s in protobuf; `proto/thalweg.proto` describes them for other programs. A
 //! payload is copied once on the way out, by gRPC's own code (tonic). On the way in it is copied twice, by
-//! tonic and into its place. All of these copies are counted. The windows of HTTP/2 keep a sender from
-//! running ahead of its receiver.
+//! tonic and into its place. All of these copies are counted. The flow-control windows of HTTP/2 stop a
+//! sender whose receiver is slower.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -36,9 +36,8 @@ use thalweg_transport::{
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Maximum number of bytes of payload in a chunk: the room in a message, in whole pages.
 pub const MAX_CHUNK: u32 = (4 << 20) - 4096;
-/// HTTP/2's window of a stream and of its connection, in bytes. It limits the bytes in flight, and the bytes
-/// that a receiver holds but nobody has taken. It allows 1 Gbit/s at an RTT of 67 ms, or 100 Mbit/s at 670
-/// ms.
+/// HTTP/2's window of a stream and of its connection, in bytes. It limits the bytes in flight together with
+/// those that wait at the receiver. It allows 1 Gbit/s at an RTT of 67 ms, or 100 Mbit/s at 670 ms.
 pub const WINDOW: u32 = 8 << 20;
 
 /// The settings that only the grpc transport has.

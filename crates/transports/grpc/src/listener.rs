@@ -1,4 +1,4 @@
-//! Accepts links: their handshake is that of TLS and HTTP/2, and the first call.
+//! Accepts links. The handshake consists of those of TLS and HTTP/2, and the first call.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ use crate::wire::{Duplex, Wire};
 use crate::{unary, WINDOW};
 
 const ACCEPT: &str = "accept";
-/// Maximum number of calls at a time. Calls beside the link's own are short: they are unary or are refused.
+/// Maximum number of calls at a time on one connection. All calls but the link's own are short: they are
+/// unary, or are refused.
 const MAX_CALLS: u32 = 8;
 
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Door> {
@@ -37,16 +38,17 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Door>
         config.alpn_protocols = vec![crate::connect::ALPN.to_vec()];
         Arc::new(config)
     });
-    door::open(address, options, Keeper { tls, options: options.clone() }).await
+    door::open(address, options, Handshaker { tls, options: options.clone() }).await
 }
 
-struct Keeper {
+/// Does the handshake of each connection that the listener accepts.
+struct Handshaker {
     tls: Option<Arc<ServerConfig>>,
     options: Options,
 }
 
 #[async_trait]
-impl Doorkeeper for Keeper {
+impl Doorkeeper for Handshaker {
     async fn admit(
         &self,
         stream: TcpStream,
@@ -58,7 +60,7 @@ impl Doorkeeper for Keeper {
     }
 }
 
-impl Keeper {
+impl Handshaker {
     async fn secure(&self, socket: Socket, from: SocketAddr) -> Result<(Box<dyn Duplex>, Peer)> {
         let address = from.to_string();
         let Some(config) = &self.tls else {

@@ -84,8 +84,8 @@ impl Inbox {
         }
     }
 
-    /// Reports bytes of chunks that are not complete yet. Without that, a chunk that takes long would look like a
-    /// peer that sends nothing.
+    /// Reports bytes of chunks that are not complete yet. Otherwise, while a long chunk arrives, the peer
+    /// would seem to send nothing.
     fn report(&mut self, bytes: u64, sink: &dyn Sink) {
         if bytes > 0 {
             self.ahead += bytes;

@@ -146,7 +146,7 @@ pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send fewer metrics"));
     }
     let end = hand_over(shared, operation, || Ok(frame::control(message))).await?;
     shared.until_flushed(operation, end).await

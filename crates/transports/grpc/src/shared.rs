@@ -45,7 +45,7 @@ pub(crate) struct LinkState {
     state: watch::Sender<State>,
     /// The reason why the link has ended.
     why: OnceLock<String>,
-    /// The error of trust with which the connection itself has failed.
+    /// The security error that ended the connection, if one did.
     fault: OnceLock<Error>,
     /// Number of the stream's bytes that the kernel has taken.
     flushed: watch::Sender<u64>,

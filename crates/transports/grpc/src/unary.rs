@@ -26,7 +26,7 @@ use crate::shared::LinkState;
 const PREFIX: u64 = 5;
 /// Fraction of the arrived bytes that is reported as progress before the message is complete. The rest may be
 /// headers.
-const PROGRESS: (u64, u64) = (7, 8);
+const EARLY_PROGRESS: (u64, u64) = (7, 8);
 
 /// An encoded update that waits for its call.
 pub(crate) struct Outbound {
@@ -148,7 +148,7 @@ impl Arrivals {
 
     fn fresh(&mut self) -> u64 {
         let all = *self.arrived.borrow_and_update();
-        let reported = (all - self.seen) * PROGRESS.0 / PROGRESS.1;
+        let reported = (all - self.seen) * EARLY_PROGRESS.0 / EARLY_PROGRESS.1;
         self.seen = all;
         self.ahead += reported;
         reported

@@ -120,7 +120,8 @@ async fn a_strangers_client_is_understood() {
     assert!(sink.seen().stored.iter().all(|(_, outcome)| outcome.is_ok()));
 }
 
-/// On a path with a long round trip a chunk of a megabyte takes many of them, and its sender is not silent.
+/// A chunk of a megabyte takes many round trips on a long path. Meanwhile the receiver must report progress,
+/// or its sender would seem silent.
 #[tokio::test]
 async fn a_chunk_makes_progress_before_it_is_whole() {
     let listener = listen(&plain()).await;
@@ -248,7 +249,7 @@ async fn what_is_not_http2_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_not_this_service_is_told_so() {
+async fn a_call_of_another_service_gets_an_error() {
     let listener = listen(&plain()).await;
     for (path, kind, status, grpc) in [
         ("/grpc.health.v1.Health/Check", "application/grpc", 200, Some("12")),
@@ -276,7 +277,7 @@ async fn a_connection_carries_one_link() {
 }
 
 #[tokio::test]
-async fn a_false_message_ends_its_link() {
+async fn an_invalid_message_ends_its_link() {
     let listener = listen(&plain()).await;
     let old = link(&*listener, &plain()).await;
     let frame = |header: &FrameHeader, payload: &[u8]| message(&header.encode(), payload);

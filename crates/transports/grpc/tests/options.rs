@@ -99,7 +99,7 @@ async fn every_copy_is_counted() {
 
 /// A message that was sent has left this process, so it arrives whatever happens to the link then.
 #[tokio::test]
-async fn what_was_sent_arrives_though_the_link_is_closed_at_once() {
+async fn a_sent_message_arrives_although_the_link_is_closed_at_once() {
     let trust = Trust::new();
     for (listen_options, connect) in [(plain(), plain()), (trust.listen(false), trust.connect(None))] {
         let listener = listen(&listen_options).await;
@@ -132,7 +132,7 @@ async fn meets(answer: &'static [u8], stays: bool) -> Error {
 }
 
 #[tokio::test]
-async fn a_server_that_is_none_of_ours_is_known() {
+async fn a_server_of_another_protocol_is_reported() {
     let silent = meets(b"", true).await;
     assert_eq!(silent.kind(), ErrorKind::Timeout);
     assert!(silent.to_string().contains("raise the timeout"), "{silent}");

@@ -1,4 +1,5 @@
-//! What a person is told when trust fails. The code that decides about trust is tcp's, and is tested there.
+//! The error messages when one end does not trust the other. The checks themselves are tcp's, and are tested
+//! there.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

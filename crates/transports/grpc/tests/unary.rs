@@ -52,7 +52,7 @@ async fn an_update_over_the_bound_is_refused_and_the_link_goes_on() {
 }
 
 #[tokio::test]
-async fn what_a_client_may_not_take_fails_at_the_server() {
+async fn an_update_over_the_clients_limit_fails_at_the_server() {
     let listener = listen(&at_most(8 << 20)).await;
     let (client, server) = link(&*listener, &at_most(4 << 20)).await;
     let source = pattern(5 << 20, 1);
@@ -147,7 +147,7 @@ fn chunk(payload: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_strangers_put_is_understood_and_its_progress_seen_before_it_is_whole() {
+async fn a_strangers_put_is_understood_and_reports_progress_before_it_is_complete() {
     let listener = listen(&unary(plain())).await;
     let (mut requests, _stream, server) = by_hand(&*listener).await;
     let (answer, mut body) = requests.send_request(request("/thalweg.v1.Link/Put"), false).unwrap();

@@ -272,7 +272,7 @@ async fn a_client_of_another_transport_is_refused() {
     let connect = async { thalweg_udp::Udp.connect(&at, &Options::default()).await.map(|_| ()).unwrap_err() };
     let (accepted, connected) = tokio::join!(accept, connect);
     assert_eq!(connected.kind(), ErrorKind::Corrupt, "{connected}");
-    assert!(connected.to_string().contains("not those of a udp link"), "{connected}");
+    assert!(connected.to_string().contains("not that of a udp link"), "{connected}");
     assert!(matches!(accepted.kind(), ErrorKind::Closed | ErrorKind::Corrupt), "{accepted}");
     let (client, server) = link(&*listener, &Options::default()).await;
     client.send_control(Bytes::from_static(b"still here")).await.unwrap();

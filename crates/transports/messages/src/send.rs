@@ -30,7 +30,7 @@ const PART: usize = 256 << 10;
 pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send fewer metrics"));
     }
     tokio::select! {
         biased;

@@ -18,38 +18,42 @@ use thalweg_wire::{MAX_CHUNK, MAX_HELLO};
 use crate::marks::HEAD_BYTES;
 use crate::unverified;
 
-/// Protocol names of ALPN (RFC 7301): peers with certificates, and without. So one end with certificates and
-/// one without do not get together.
+/// Protocol names of ALPN (RFC 7301), for peers with and without certificates. So an end with certificates
+/// and one without do not connect.
 const VERIFIED: &[u8] = b"thalweg/1";
 const UNVERIFIED: &[u8] = b"thalweg-unverified/1";
 
-/// Bytes of a peer that may wait here until the session takes them, unless `receive_buffer` says otherwise.
+/// Receive window of a connection, in bytes, if `receive_buffer` is not set.
 const RECEIVE_WINDOW: u32 = 16 << 20;
-/// Bytes that may wait here for the peer's acknowledgement, unless `send_buffer` says otherwise.
+/// Maximum number of unacknowledged bytes, if `send_buffer` is not set.
 const SEND_WINDOW: u64 = 16 << 20;
-/// Bytes that an unauthenticated peer may send: its first messages, of [`MAX_HELLO`] bytes at most.
+/// Receive window for an unauthenticated peer, in bytes. It sends only its first messages, of at most
+/// [`MAX_HELLO`] bytes each.
 const UNAUTHENTICATED_WINDOW: u32 = 8 * MAX_HELLO;
-/// Bytes of one stream that may wait: a whole chunk, so that only the connection's window holds up a chunk.
+/// Receive window of a stream, in bytes: a whole chunk, so that only the connection's window can hold up a
+/// chunk.
 const STREAM_WINDOW: u32 = MAX_CHUNK + HEAD_BYTES as u32;
-/// Chunk streams that a peer may have open at a time.
-const STREAMS: u32 = 1024;
-/// Streams that an unauthenticated peer may have open: its messages, and a chunk for which the link ends.
+/// Maximum number of chunk streams that a peer may have open.
+const MAX_STREAMS: u32 = 1024;
+/// Streams that an unauthenticated peer may open. It needs only one, for its messages. The second lets this
+/// end see a forbidden chunk, and end the link.
 const UNAUTHENTICATED_STREAMS: u32 = 2;
-/// Bytes of a datagram within this machine. Ten of them, which quinn sends in one call, are less than the
-/// 65,507 bytes that a call may have.
+/// Bytes of a datagram over loopback. quinn sends ten datagrams in one call, and a call may have at most
+/// 65,507 bytes.
 const LOCAL_DATAGRAM: u16 = 6500;
 /// Size of the kernel's buffers to ask for. The kernel grants at most net.core.rmem_max and wmem_max.
 const SOCKET_BUFFER: usize = 8 << 20;
-/// Time between packets that keep the state of NATs on the way (RFC 9308, section 3.2).
+/// Interval of packets that keep NAT bindings on the path alive (RFC 9308, section 3.2).
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How long the address in a Retry's token counts: longer than any round trip.
+/// Lifetime of a Retry token: longer than any round trip.
 const RETRY_LIFETIME: Duration = Duration::from_secs(600);
-/// Connections that may wait for the accepting task, and bytes that they may have sent until then.
+/// Maximum number of connections that wait for the accepting task, and of bytes that each may send until
+/// then.
 const MAX_INCOMING: usize = 1024;
 const INCOMING_BYTES: u64 = 16 << 10;
 
-/// Datagrams of the initial congestion window (RFC 9002, section 7.2), and their size on other paths than this
-/// machine's.
+/// Initial congestion window in datagrams (RFC 9002, section 7.2), and the size of a datagram, except over
+/// loopback.
 const INITIAL_WINDOW: u64 = 10;
 const DATAGRAM: u16 = 1200;
 
@@ -86,7 +90,7 @@ fn controller(
     })
 }
 
-/// What both ends of a connection to `peer` set. There is no limit of idle time: the session decides when a
+/// The settings of both ends of a connection to `peer`. There is no idle timeout: the session decides when a
 /// peer is gone, by one rule for all transports.
 fn transport(operation: &'static str, options: &Options, peer: SocketAddr) -> Result<TransportConfig> {
     let local = peer.ip().is_loopback();
@@ -110,7 +114,7 @@ fn transport(operation: &'static str, options: &Options, peer: SocketAddr) -> Re
     Ok(config)
 }
 
-/// What an authenticated peer may send before it is taken.
+/// The limits on what an authenticated peer may send ahead of the receiver.
 pub(crate) struct Admitted {
     pub window: VarInt,
     pub streams: VarInt,
@@ -119,7 +123,7 @@ pub(crate) struct Admitted {
 impl Admitted {
     pub(crate) fn new(options: &Options) -> Self {
         let window = options.receive_buffer.unwrap_or(RECEIVE_WINDOW);
-        Self { window: VarInt::from_u32(window), streams: VarInt::from_u32(STREAMS) }
+        Self { window: VarInt::from_u32(window), streams: VarInt::from_u32(MAX_STREAMS) }
     }
 }
 
@@ -185,9 +189,9 @@ pub(crate) fn of_client(
     Ok((config, name))
 }
 
-/// Settings of a listener's endpoint. If it has a certificate, it derives the key of its stateless resets (RFC
-/// 9000, section 10.3.2) from the certificate's private key: when it has restarted, clients of its earlier life
-/// learn of that from their next packet.
+/// Settings of a listener's endpoint. With a certificate, the key of its stateless resets (RFC 9000, section
+/// 10.3.2) is derived from the certificate's private key. So after a restart, the listener answers the next
+/// packet of an old connection with a reset that the client accepts.
 pub(crate) fn of_listening_endpoint(options: &Options) -> Result<EndpointConfig> {
     match options.tls.as_ref().and_then(|tls| tls.identity.as_ref()) {
         Some(identity) => of_endpoint("listen", identity.key.as_bytes()),
@@ -195,8 +199,9 @@ pub(crate) fn of_listening_endpoint(options: &Options) -> Result<EndpointConfig>
     }
 }
 
-/// Settings of an endpoint for one connection that this end makes. Its keys are random: a program that listens
-/// and connects with the same certificate gives nothing of its listener's keys to the peers that it connects to.
+/// Settings of an endpoint for one connection that this end makes. Its keys are random. So a program that
+/// also listens with the same certificate does not reveal its listener's keys to the peers that it connects
+/// to.
 pub(crate) fn of_connecting_endpoint() -> Result<EndpointConfig> {
     of_endpoint("connect", &random("connect")?)
 }

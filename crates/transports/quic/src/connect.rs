@@ -15,8 +15,8 @@ use crate::link::QuicLink;
 use crate::trust;
 
 const CONNECT: &str = "connect";
-/// Time before the second datagram that asks whether a port is closed. It doubles each time.
-const FIRST_REPETITION: Duration = Duration::from_millis(50);
+/// Pause after the first datagram that tests whether a port is closed. The pause doubles each time.
+const FIRST_REPEAT: Duration = Duration::from_millis(50);
 
 pub(crate) async fn connect(address: &Address, options: &Options) -> Result<QuicLink> {
     let candidates = resolve(CONNECT, address).await?;
@@ -59,17 +59,18 @@ fn refused(address: &Address, error: &ConnectError) -> Error {
     Error::new(kind, CONNECT, format!("{address}: {error}")).hint("check the address and tls.server_name")
 }
 
-/// Waits until the system reports that nobody listens at `to`, and returns the error. The system tells only
-/// connected sockets, and the endpoint's is not one, because it follows this machine's address. So another
-/// socket sends a byte, which an endpoint drops, until the error arrives. Without it this waits for ever.
+/// Waits until the system reports that nobody listens at `to`, and returns the error. The system reports this
+/// only on connected sockets. The endpoint's socket is not connected, so that the link survives a change of
+/// this machine's address. So another socket sends single bytes, which an endpoint drops, until the error
+/// arrives. If none arrives, this waits for ever.
 async fn closed_port(address: &Address, to: SocketAddr) -> Error {
-    match told(to).await {
+    match port_error(to).await {
         Ok(()) => std::future::pending().await,
         Err(error) => Error::io(CONNECT, address, &error),
     }
 }
 
-async fn told(to: SocketAddr) -> std::io::Result<()> {
+async fn port_error(to: SocketAddr) -> std::io::Result<()> {
     let any = if to.is_ipv4() {
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
     } else {
@@ -77,11 +78,11 @@ async fn told(to: SocketAddr) -> std::io::Result<()> {
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(to).await?;
-    let mut wait = FIRST_REPETITION;
+    let mut wait = FIRST_REPEAT;
     loop {
         socket.send(&[0]).await?;
         if let Ok(received) = tokio::time::timeout(wait, socket.recv(&mut [0])).await {
-            received?; // an answer says nothing: it may be anybody's
+            received?; // ignore an answer: anybody may have sent it
         }
         wait = wait.saturating_mul(2);
     }

@@ -1,9 +1,9 @@
 //! The quic transport: a link is a QUIC connection (RFC 9000), by quinn.
 //!
-//! Each end opens unidirectional streams. The first one carries control messages. Each further one carries one
-//! [chunk](thalweg_wire::FrameHeader) and ends with it, so a chunk that is cancelled is a stream that is reset,
-//! and a lost packet delays the chunks only that it carried. Frames begin with [marks](mod@marks), which keep
-//! messages and chunks in the order that the contract asks for.
+//! Each end opens unidirectional streams. The first one carries control messages. Each further one carries
+//! one [chunk](thalweg_wire::FrameHeader) and ends with it. So a chunk is cancelled by a reset of its stream,
+//! and a lost packet delays only the chunks whose bytes it carried. Frames begin with [marks](mod@marks),
+//! which keep messages and chunks in the order that the contract asks for.
 //!
 //! QUIC always encrypts. With certificates it trusts as `tcp` does. Without them the peers remain
 //! [unverified](mod@unverified), as they do over `tcp` without TLS.

@@ -19,16 +19,15 @@ use crate::config::{self, Admitted};
 use crate::receive::{self, Intake};
 use crate::{send, trust, Quic};
 
-/// What each end's first stream begins with.
+/// The first bytes of each end's first stream.
 pub(crate) const PREAMBLE: [u8; 4] = *b"tlwq";
-/// Round trips that a closing link waits for the acknowledgement of its last messages, and the least time of
-/// that.
-const GOODBYE: u32 = 3;
-const LEAST_GOODBYE: Duration = Duration::from_millis(250);
+/// How many round trips a closing link waits for the ACK of its last messages, and the minimum of that time.
+const GOODBYE_RTTS: u32 = 3;
+const MIN_GOODBYE: Duration = Duration::from_millis(250);
 /// Code with which a link is closed.
 pub(crate) const CLOSED: VarInt = VarInt::from_u32(0);
-/// Turns that other tasks get to send the close of a connection.
-const TURNS: usize = 64;
+/// Maximum number of times that `close` yields, so that quinn's task can send the CONNECTION_CLOSE frame.
+const CLOSE_YIELDS: usize = 64;
 
 /// The state of a link that both directions use.
 pub(crate) struct LinkState {
@@ -45,8 +44,8 @@ pub(crate) struct LinkState {
     ended: OnceLock<String>,
     /// Whether this end has ended the link.
     refused: watch::Sender<bool>,
-    /// Bytes of frames that quinn has accepted for sending, and that were taken from it. As with TCP, the
-    /// headers of packets and what is sent again do not count.
+    /// Bytes of frames that were passed to quinn for sending, and that were received from it. As with TCP,
+    /// packet headers and retransmissions do not count.
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
@@ -57,9 +56,9 @@ pub(crate) struct LinkState {
 }
 
 impl LinkState {
-    /// Ends the link. The end of the stream of messages tells the peer; it is sent again if it is lost. quinn
-    /// sends the packet that closes a connection once, and not at all while the congestion window is full.
-    /// So the connection itself ends a little later.
+    /// Ends the link. The peer learns this from the end of the message stream, which is retransmitted if it
+    /// is lost. quinn sends the packet that closes a connection only once, and not at all while the
+    /// congestion window is full. So the connection itself is closed a little later.
     pub(crate) fn end(&self, why: &str) {
         let _ = self.ended.set(why.to_owned());
         self.refused.send_replace(true);
@@ -81,7 +80,7 @@ impl LinkState {
 
     /// How long the peer may take to acknowledge the end of the messages.
     fn goodbye(&self) -> Duration {
-        LEAST_GOODBYE.max(GOODBYE * self.connection.rtt())
+        MIN_GOODBYE.max(GOODBYE_RTTS * self.connection.rtt())
     }
 
     /// An error if this end has ended the link.
@@ -215,8 +214,8 @@ impl Link for QuicLink {
         }
     }
 
-    /// The kernel does not send on after a program has ended, as it does for TCP. So this waits until the
-    /// peer has the last messages, for at most a few round trips.
+    /// Unlike with TCP, the kernel sends nothing after the program has ended. So this waits until the peer
+    /// has the last messages, for at most a few round trips.
     async fn close(&self) {
         let shared = &self.shared;
         let _ = shared.ended.set("the link was closed here".into());
@@ -226,8 +225,8 @@ impl Link for QuicLink {
         }
         let before = shared.connection.stats().udp_tx.datagrams;
         shared.connection.close(CLOSED, b"");
-        // The program may end after this call: let the task that sends the close have its turn.
-        for _ in 0..TURNS {
+        // The program may end after this call, so first let quinn's task send the close.
+        for _ in 0..CLOSE_YIELDS {
             if shared.connection.stats().udp_tx.datagrams > before {
                 return;
             }

@@ -25,8 +25,8 @@ use crate::{config, trust};
 const MAX_HANDSHAKES: usize = 512;
 /// Links that may wait for `accept`. Further handshakes wait.
 const MAX_READY: usize = 256;
-/// While more than this part of the admission queue is taken, a peer must first show that it receives at its
-/// address (RFC 9000, section 8.1.2). So forged addresses evict nobody.
+/// While more than one in this many places of the admission queue is taken, a peer must first show that it
+/// receives at its address (RFC 9000, section 8.1.2). So peers with forged addresses evict nobody.
 const UNVALIDATED_PART: usize = 8;
 const ACCEPT: &str = "accept";
 

@@ -1,8 +1,8 @@
-//! What each frame says of those that were sent before it.
+//! Marks: each frame says how many frames of the other kind were sent before it.
 //!
-//! Streams overtake each other. A message says how many chunk streams had ended before it, and is delivered
-//! when all of them have arrived. A chunk says how many messages had been sent before it, and is placed when
-//! the session has had all of them.
+//! Marks are needed because streams overtake each other. A message's mark is the number of chunk streams that
+//! had ended before it; the message is delivered when all of them have arrived. A chunk's mark is the number
+//! of messages that were sent before it; the chunk is received when the session has got all of them.
 
 use thalweg_wire::HEADER_BYTES;
 

@@ -1,7 +1,7 @@
 //! Receives messages and chunks. Chunks go straight from the packets into the places that the sink gives.
 //!
-//! All state is in [`Intake`] and none in a future, because a message ends `receive` while chunks are under
-//! way.
+//! All state is in [`Intake`] and none in a future, because `receive` returns with a message while chunks are
+//! still arriving.
 
 use std::future::poll_fn;
 use std::pin::{pin, Pin};
@@ -16,15 +16,15 @@ use thalweg_wire::{FrameHeader, Kind};
 use crate::link::{LinkState, CLOSED, PREAMBLE};
 use crate::marks::{split, HEAD_BYTES};
 
-/// Chunk streams that are read at a time. Later ones wait, within the window of the connection.
-const LANES: usize = 16;
+/// Maximum number of chunk streams that are read at a time. Later ones wait, within the connection's window.
+const MAX_LANES: usize = 16;
 /// Bytes that are allocated for a message before its first bytes have arrived. So a false length costs
 /// little memory.
 const FIRST_GRANT: usize = 64 << 10;
 /// Size of the buffer through which an unwanted chunk is read.
-const WASTE: usize = 64 << 10;
-/// Times that a chunk's payload is copied: out of the received datagrams, and into its place.
-const COPIES: u64 = 2;
+const DISCARD_BUFFER: usize = 64 << 10;
+/// Number of copies of a chunk's payload: out of the received datagrams, and into its place.
+const RECEIVE_COPIES: u64 = 2;
 const RECEIVE: &str = "receive";
 
 /// The receiving side of a link.
@@ -36,7 +36,7 @@ pub(crate) struct Intake {
     lanes: Vec<Lane>,
     /// Number of chunk streams that the peer has opened.
     opened: u64,
-    /// Number of messages that the session has had.
+    /// Number of messages that the session has got.
     delivered: u64,
     /// Why nothing more will arrive.
     lost: Option<ConnectionError>,
@@ -70,18 +70,18 @@ struct Lane {
     waste: Vec<u8>,
 }
 
-/// What of a chunk stream is read now.
+/// The part of a chunk stream that is being read.
 enum Part {
     Head,
     /// The head of a chunk that waits for messages that were sent before it.
     Held(u64, FrameHeader),
     Chunk(FrameHeader, Target),
     Unwanted(FrameHeader),
-    /// The chunk is there, and the stream should end.
+    /// The chunk is complete, and the stream should end.
     End,
 }
 
-/// How far one look at a stream has come.
+/// The result of reading from a stream once.
 enum Step {
     /// More was read.
     More,
@@ -134,7 +134,7 @@ impl Intake {
         Some(message)
     }
 
-    /// Reads what there is of all streams. Ready when that was something.
+    /// Reads the available bytes of all streams. Ready if there were any.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -170,7 +170,7 @@ impl Intake {
                 Poll::Ready(Err(Ended::Broken(error))) => return Poll::Ready(Err(error)),
             }
         }
-        if self.lanes.len() < LANES {
+        if self.lanes.len() < MAX_LANES {
             match std::future::Future::poll(accept, cx) {
                 Poll::Ready(Ok(stream)) => {
                     progress = true;
@@ -209,7 +209,7 @@ impl Intake {
     }
 }
 
-/// Why a stream gives nothing more.
+/// Why no more bytes of a stream will arrive.
 enum Ended {
     /// The connection was lost.
     Lost(ConnectionError),
@@ -251,7 +251,7 @@ impl Messages {
         Self { stream, head: [0; HEAD_BYTES], have: 0, state: State::Preamble }
     }
 
-    /// Reads until a message is ready, or nothing more is there. Ready if something was read.
+    /// Reads until a message is complete, or no more bytes are available. Ready if something was read.
     fn poll(&mut self, cx: &mut Context<'_>, shared: &LinkState) -> Poll<std::result::Result<(), Ended>> {
         let mut progress = false;
         loop {
@@ -326,8 +326,8 @@ impl Messages {
 }
 
 impl Lane {
-    /// Reads until the chunk is there, or nothing more is. Ready if something was read, or the stream has
-    /// ended.
+    /// Reads until the chunk is complete, or no more bytes are available. Ready if something was read, or the
+    /// stream has ended.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -349,9 +349,9 @@ impl Lane {
                     &mut target.bytes_mut()[self.have..]
                 }
                 Part::Unwanted(header) if self.have < header.length() => {
-                    self.waste.resize(WASTE.min(header.length()), 0);
+                    self.waste.resize(DISCARD_BUFFER.min(header.length()), 0);
                     let left = header.length() - self.have;
-                    &mut self.waste[..WASTE.min(left)]
+                    &mut self.waste[..DISCARD_BUFFER.min(left)]
                 }
                 Part::Chunk(..) | Part::Unwanted(..) => {
                     self.store(sink, shared);
@@ -366,7 +366,7 @@ impl Lane {
             };
             shared.received.fetch_add(read.unwrap_or_default() as u64, Ordering::Relaxed);
             match (read, &self.part) {
-                // The place of a chunk that was cancelled is given back.
+                // The chunk was cancelled: return its place to the sink.
                 (None, _) | (Some(0), Part::End) => return Poll::Ready(Ok(Step::Over)),
                 (Some(_), Part::End) => return Poll::Ready(Err(corrupt("more than one chunk on a stream"))),
                 (Some(0), _) => return Poll::Ready(Err(corrupt("a stream ends in the middle of a chunk"))),
@@ -401,9 +401,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Reports the chunk, whose bytes have all arrived.
+    /// Reports the complete chunk to the sink.
     fn store(&mut self, sink: &dyn Sink, shared: &LinkState) {
-        shared.copied.fetch_add(COPIES * self.have as u64, Ordering::Relaxed);
+        shared.copied.fetch_add(RECEIVE_COPIES * self.have as u64, Ordering::Relaxed);
         if let Part::Chunk(header, target) = std::mem::replace(&mut self.part, Part::End) {
             let outcome = header.verify(target.bytes());
             sink.stored(&header.chunk, target, outcome);

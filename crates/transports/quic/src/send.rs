@@ -17,11 +17,11 @@ use tokio::sync::{Mutex, MutexGuard};
 use crate::link::LinkState;
 use crate::marks::{head, HEAD_BYTES};
 
-/// Times that a chunk's payload is copied into packets, where it is encrypted.
-const INTO_PACKETS: u64 = 1;
+/// Number of copies of a chunk's payload by quinn: into the packets, where it is encrypted.
+const PACKET_COPIES: u64 = 1;
 const SEND_CONTROL: &str = "send control";
 const SEND_UPDATE: &str = "send update";
-/// Code of a stream whose rest is not sent.
+/// Error code of a stream that is reset because its update was cancelled.
 const CANCELLED: VarInt = VarInt::from_u32(0);
 
 /// The stream of messages while one is written. If that is dropped half-written, the link ends, because the
@@ -48,7 +48,7 @@ pub(crate) async fn control(
 ) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, SEND_CONTROL, context).hint("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, SEND_CONTROL, context).hint("send fewer metrics"));
     }
     let sending = async {
         let stream = stream.lock().await;
@@ -60,7 +60,8 @@ pub(crate) async fn control(
         let written = frame.stream.write_all_chunks(&mut [Bytes::copy_from_slice(&head), message]).await;
         frame.done = true;
         written.map_err(|e| failed(shared, SEND_CONTROL, e))?;
-        // Not before: a chunk that waits at the receiver for a message keeps credit that the message may need.
+        // Count the message only now: a chunk that waits for it at the receiver takes flow-control credit
+        // that the message may need.
         shared.messages.fetch_add(1, Ordering::AcqRel);
         shared.sent.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
@@ -80,7 +81,7 @@ pub(crate) async fn finish(stream: &Mutex<SendStream>) {
 }
 
 /// The chunk streams of an update that the peer has not acknowledged. They are reset when the update is
-/// cancelled, so that nothing waits behind bytes that nobody wants any more.
+/// cancelled, so that later data does not wait behind unwanted bytes.
 #[derive(Default)]
 struct Unacknowledged(VecDeque<SendStream>);
 
@@ -173,11 +174,11 @@ async fn send_chunk(
 ) -> Result<SendStream> {
     let _turn = turn.lock().await;
     let Some((header, payload)) = update.frame(chunk) else { return Err(SendReport::cancelled()) };
-    // A copy, because the stream keeps the bytes until they are acknowledged, and the loan ends with the call.
+    // Copy the payload: quinn keeps the bytes until they are acknowledged, but the loan ends with this call.
     let (copy, made) = chunk.copy(&payload);
     drop(payload);
     let length = copy.len() as u64;
-    shared.copied.fetch_add(INTO_PACKETS * length + if made { length } else { 0 }, Ordering::Relaxed);
+    shared.copied.fetch_add(PACKET_COPIES * length + if made { length } else { 0 }, Ordering::Relaxed);
     let stream = shared.connection.open_uni().await.map_err(|e| shared.lost(SEND_UPDATE, &e))?;
     let mark = shared.messages.load(Ordering::Acquire);
     let head = Bytes::copy_from_slice(&head(mark, &header.encode()));
@@ -203,7 +204,7 @@ fn failed(shared: &LinkState, operation: &'static str, error: WriteError) -> Err
     match error {
         WriteError::ConnectionLost(error) => shared.lost(operation, &error),
         WriteError::Stopped(_) => {
-            Error::closed(operation, format!("{} takes no more of this link", shared.who))
+            Error::closed(operation, format!("{} accepts nothing more on this link", shared.who))
         }
         WriteError::ClosedStream | WriteError::ZeroRttRejected => {
             shared.lost(operation, &ConnectionError::LocallyClosed)

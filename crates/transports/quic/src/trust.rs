@@ -1,4 +1,4 @@
-//! Who the peer is, and the error for a person when a connection fails.
+//! Who the peer is, and the error messages for connections that fail.
 
 use quinn::{Connection, ConnectionError, TransportErrorCode};
 use rustls::pki_types::CertificateDer;
@@ -23,12 +23,16 @@ pub(crate) fn peer(
     let (certified, role) = shown.and_then(|chain| chain.first().map(|c| tls::names(c))).unwrap_or_default();
     let mut binding = [0; 32];
     connection.export_keying_material(&mut binding, tls::BINDING, b"").map_err(|_| {
-        Error::new(ErrorKind::Security, operation, format!("{address}: the handshake has no secret"))
+        Error::new(
+            ErrorKind::Security,
+            operation,
+            format!("{address}: the handshake yields no shared secret"),
+        )
     })?;
     Ok(Peer { address, certified, role, binding: Some(binding) })
 }
 
-/// Explains the end of a connection to `who` to a person.
+/// The error message for the end of a connection to `who`.
 pub(crate) fn explain(operation: &'static str, who: &str, error: &ConnectionError) -> Error {
     match error {
         ConnectionError::ApplicationClosed(_) => {
@@ -36,7 +40,7 @@ pub(crate) fn explain(operation: &'static str, who: &str, error: &ConnectionErro
         }
         ConnectionError::LocallyClosed => Error::closed(operation, format!("{who}: the link has ended")),
         ConnectionError::Reset => {
-            Error::closed(operation, format!("{who} does not know the link: it has started again"))
+            Error::closed(operation, format!("{who} does not know the link: it has restarted"))
         }
         ConnectionError::TimedOut => {
             Error::new(ErrorKind::Timeout, operation, format!("{who} did not answer in time"))

@@ -1,5 +1,5 @@
-//! Links without certificates. QUIC encrypts them too, but neither end proves who it is: somebody on the path
-//! could stand between them. So they count as links in the clear: they have no shared secret
+//! Links without certificates. QUIC encrypts them too, but neither end proves who it is, so somebody on the
+//! path could impersonate both. So they count as unencrypted: they have no shared secret
 //! ([`thalweg_transport::Peer::binding`]), and only ends without certificates accept them.
 
 use std::sync::Arc;

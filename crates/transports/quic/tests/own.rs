@@ -20,7 +20,7 @@ fn queue(total: usize) -> (AdmissionQueue, Options) {
     (queue.clone(), Options { admission_queue: Some(queue), ..plain() })
 }
 
-/// Asserts that both ends refuse for the sake of trust, and that the client's words name the cause.
+/// Asserts that both ends fail with a security error, and that the client's error contains `words`.
 async fn refuse(listening: &Options, connecting: &Options, words: &[&str]) {
     let listener = listen(listening).await;
     let (client, server) = meet(&*listener, connecting).await;
@@ -169,7 +169,7 @@ impl Nat {
             loop {
                 tokio::select! {
                     Ok((bytes, from)) = socket.recv_from(&mut up) => {
-                        // One-byte datagrams ask whether the port is closed; they come from another socket.
+                        // One-byte datagrams test whether the port is closed. They come from another socket.
                         if bytes > 1 {
                             client = Some(from);
                         }
@@ -191,8 +191,8 @@ impl Nat {
     }
 }
 
-/// A client whose address changes in mid-upload (RFC 9000, section 9) goes on: nothing is sent anew by the
-/// session, and the link is the same.
+/// A client whose address changes in mid-upload (RFC 9000, section 9) keeps its link, and the session sends
+/// nothing again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_may_change_its_address_in_mid_upload() {
     let listener = listen(&plain()).await;

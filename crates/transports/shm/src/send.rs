@@ -67,7 +67,7 @@ impl Writer {
 pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send fewer metrics"));
     }
     let mut writer = shared.writer.lock().await;
     shared.check(CONTROL)?;

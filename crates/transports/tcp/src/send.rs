@@ -147,7 +147,7 @@ pub(crate) async fn control(shared: &Arc<LinkState>, lanes: &[Lane], message: By
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send fewer metrics"));
     }
     let mut frame = begin(shared, lanes, 0, operation).await?;
     frame.header = shared.marks.as_ref().map(Marks::encode).unwrap_or_default();

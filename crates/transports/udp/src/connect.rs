@@ -1,6 +1,6 @@
-//! Connects a link. Two attempts run side by side: one by datagrams alone, and a little later one whose
-//! control messages go over TCP. The first to succeed is the link, so that a path which lets only one of them
-//! through will do. If no datagram comes back at all, the link carries its chunks over TCP too.
+//! Connects a link. Two attempts run in parallel: one uses datagrams alone; the other starts a little later
+//! and sends control messages over TCP. The first that succeeds becomes the link, so it is enough if the path
+//! lets UDP or TCP through. If no datagram comes back at all, the link carries its chunks over TCP too.
 
 use std::future::Future;
 use std::io;
@@ -23,25 +23,26 @@ use crate::listener::Make;
 use crate::over_tcp;
 
 const CONNECT: &str = "connect";
-/// How long the attempt by datagrams is alone. On most paths it has an answer by then.
+/// How long the attempt by datagrams runs before the attempt by TCP starts. On most paths the listener
+/// answers within this time.
 const HEAD_START: Duration = Duration::from_millis(300);
-/// How long it stays alone once the listener has answered it by a datagram.
-const ANSWERED: Duration = Duration::from_secs(2);
-/// How long no datagram comes back while TCP passes, until the link carries its chunks over TCP. Even if 80 %
-/// of the datagrams are lost in each direction, one of the opens that are sent meanwhile is answered with a
-/// probability of 0.75, and TCP hardly gets through.
+/// The same time if the listener has already answered by a datagram.
+const HEAD_START_ANSWERED: Duration = Duration::from_secs(2);
+/// If TCP passes and no datagram comes back for this long, the link carries its chunks over TCP. If 80 % of
+/// the datagrams are lost in each direction, a datagram still comes back within this time with a probability
+/// of 0.75. TCP hardly connects on such a path.
 const NO_DATAGRAM: Duration = Duration::from_secs(5);
-/// Pause after a failed attempt by TCP, while no datagram has come back either. The listener may not be there yet,
-/// or a program of the network refuses in its name.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How long the datagram sockets may need where datagrams do pass, until the link does without them. The
-/// firewall may let through the listener's own port alone.
-const NO_SOCKETS: Duration = Duration::from_secs(20);
+/// Pause between attempts by TCP, while no datagram has come back either. The listener may not have started
+/// yet, or a middlebox may have refused the connection.
+const TCP_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// On a path that lets datagrams through, the handshake of the sockets for chunks may take this long. After
+/// that the link carries its chunks over TCP: a firewall may let through only the listener's own port.
+const SOCKETS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Connects within [`Options::connect_timeout`]. Tries the host's addresses side by side.
+/// Connects within [`Options::connect_timeout`]. Tries the host's addresses in parallel.
 ///
 /// # Errors
-/// Those of [`reach_any`]; none ends the attempts at the other addresses.
+/// The errors of [`reach_any`]. An error at one address does not end the attempts at the others.
 pub async fn connect(
     address: &Address,
     options: &Options,
@@ -57,13 +58,13 @@ pub async fn connect(
 /// Finds out whether a listener answers by datagrams and by TCP, at the same time. See [`Transport::ways`].
 ///
 /// # Errors
-/// [`ErrorKind::Address`]; those of the system for a socket of this machine.
+/// [`ErrorKind::Address`]; the system's error if it makes no socket.
 pub async fn ways(address: &Address, round_trip: Duration) -> Result<Ways> {
     let to = resolve(CONNECT, address).await?[0];
     let limit = limits::silence(NO_DATAGRAM, round_trip);
     let (line, pipe) = dial::begin(to).await?;
     let (udp, tcp) = tokio::join!(answer(limit, pipe.answered()), answer(limit, TcpStream::connect(to)));
-    // The listener keeps nothing of a stream that was only opened, and need not hear that it ends.
+    // The listener keeps no state for a stream that was only opened, so do not tell it about the end.
     pipe.fail(io::ErrorKind::ConnectionAborted);
     drop(line);
     Ok(Ways { udp, tcp })
@@ -82,7 +83,7 @@ async fn answer<T>(
     }
 }
 
-/// What both attempts to reach one address need.
+/// The arguments of both attempts to reach one address.
 struct Attempt<'a> {
     to: SocketAddr,
     options: &'a Options,
@@ -117,33 +118,33 @@ impl<'a> Attempt<'a> {
             head_start = false;
             let failed = tokio::select! {
                 met = &mut by_datagrams => return match met {
-                    // What was refused, TCP would not get either.
+                    // A peer that refused this end would refuse it over TCP too.
                     Err(error) if is_refusal(&error) => Err(error),
                     Err(_) => by_tcp.await?,
                     Ok(made) => made,
                 },
                 met = &mut by_tcp => match met {
-                    // What was refused, datagrams would not get either.
+                    // A peer that refused this end would refuse it over datagrams too.
                     Err(error) if is_refusal(&error) => return Err(error),
                     Err(error) => error,
                     Ok(made) => return made,
                 },
             };
-            // TCP failed. Datagrams may still pass, or TCP later. If datagrams fail too, TCP's error says more,
-            // unless the peer refused this end.
+            // TCP failed. The attempt by datagrams may still succeed, or a later one by TCP. If datagrams
+            // fail too, report TCP's error, because it explains more, unless the peer refused this end.
             tokio::select! {
                 met = &mut by_datagrams => return match met {
                     Err(met) if is_refusal(&met) => Err(met),
                     Err(_) => Err(failed),
                     Ok(made) => made,
                 },
-                () = sleep(AGAIN) => {}
+                () = sleep(TCP_RETRY_PAUSE) => {}
             }
         }
     }
 
-    /// The link whose control messages go by datagrams. Once both ends have met, an error of making the link is
-    /// this end's own, such as a trace that cannot be written, and the other way would not help.
+    /// Makes a link whose control messages travel in datagrams. The inner error is this end's own, for
+    /// example a trace that cannot be written: both ends have met, so an attempt by TCP would not help.
     async fn by_datagrams(&self, line: Line, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
         let (address, moves) = (control_address(self.to), pipe.moves());
         pipe.answered().await.map_err(|e| Error::io(CONNECT, &address, &e))?;
@@ -153,13 +154,14 @@ impl<'a> Attempt<'a> {
         Ok((self.make)(ends, self.options))
     }
 
-    /// The link whose control messages go over TCP; and its chunks, where no datagrams pass. The attempt by
-    /// datagrams began at `began`, and may get a head start. Errors are as with [`Attempt::by_datagrams`].
+    /// Makes a link whose control messages travel over TCP. Its chunks do too if no datagrams pass. The
+    /// attempt by datagrams began at `began`; with `head_start`, this attempt first waits for it. Errors are
+    /// those of [`Attempt::by_datagrams`].
     async fn by_tcp(&self, began: Instant, head_start: bool, pipe: &Pipe) -> Result<Result<Arc<dyn Link>>> {
         let alone = async {
             sleep(HEAD_START).await;
             if pipe.is_answered() {
-                sleep(ANSWERED).await;
+                sleep(HEAD_START_ANSWERED).await;
             }
         };
         tokio::select! {
@@ -175,7 +177,7 @@ impl<'a> Attempt<'a> {
             return over_tcp::ask(inner, self.dialect).await.map(Ok);
         }
         let asking = hello::ask(inner, Carrier::Tcp, self.to.ip(), self.options, self.dialect);
-        match timeout(NO_SOCKETS.max(8 * trip), asking).await {
+        match timeout(SOCKETS_TIMEOUT.max(8 * trip), asking).await {
             Ok(ends) => Ok((self.make)(ends?, self.options)),
             Err(_) => over_tcp::ask(self.by_kernel().await?, self.dialect).await.map(Ok),
         }
@@ -186,7 +188,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Whether the peer was reached, and trusts this end not, or is not trusted, or speaks something else.
+/// Whether the peer answered, but one end does not trust the other, or the peer speaks another protocol.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Security | ErrorKind::Corrupt)
 }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_lies_is_refused() {
+    fn a_false_length_is_refused() {
         let bytes = whole(&[1; 100]);
         assert_eq!(Datagram::decode(&KEY, &bytes[..bytes.len() - 1]), None);
         assert_eq!(Datagram::decode(&KEY, &[&bytes[..], &[0]].concat()), None);

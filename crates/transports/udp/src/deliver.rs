@@ -22,13 +22,13 @@ use crate::turns::Turns;
 
 const RECEIVE: &str = "receive";
 /// Maximum number of receive calls when a link ends: enough to empty a receive buffer several times.
-const BEFORE_END: usize = 256;
-/// Maximum number of receive calls before other tasks may run.
-const AT_ONCE: usize = 4;
+const MAX_RECEIVES_AT_END: usize = 256;
+/// Maximum number of receive calls in a row; then other tasks may run.
+const MAX_RECEIVES: usize = 4;
 /// Bytes of chunks that may wait for a control message. Beyond that the receiver sends no more reports, so
 /// the window stops the sender. The receiver still reads what is in flight: the awaited message may follow in
 /// a datagram.
-const HELD: usize = 1 << 20;
+const MAX_HELD_BYTES: usize = 1 << 20;
 
 /// The content of a datagram.
 pub struct Parsed {
@@ -59,7 +59,7 @@ pub trait Reader: Send {
     /// identity may not send. The reader keeps nothing of such a datagram.
     fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Parsed>;
 
-    /// Returns a chunk that can be rebuilt from the datagrams so far, until there is none.
+    /// Rebuilds one lost chunk from the datagrams so far. Returns `None` if no more can be rebuilt.
     fn rebuilt(&mut self) -> Option<Rebuilt> {
         None
     }
@@ -140,7 +140,7 @@ impl<R: Reader> Intake<R> {
             let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
             if let Some(next) = self.early.take_if(|_| due) {
                 if next.is_err() {
-                    self.take(sink, state, BEFORE_END)?;
+                    self.take(sink, state, MAX_RECEIVES_AT_END)?;
                 }
                 self.given = true;
                 return next;
@@ -161,12 +161,12 @@ impl<R: Reader> Intake<R> {
                 }
                 // Ignore an error here: an ICMP message caused it, and the receive call reports and clears
                 // it.
-                _ = self.lane.readable(), if room => self.take(sink, state, AT_ONCE)?,
+                _ = self.lane.readable(), if room => self.take(sink, state, MAX_RECEIVES)?,
                 () = sleep_until(wakes), if timed => self.send_answer(state),
                 // The link has ended, so no probe will show any more that earlier datagrams have arrived.
                 // Read what the kernel holds, then deliver the message.
                 _ = state.ended(RECEIVE), if waits => {
-                    self.take(sink, state, BEFORE_END)?;
+                    self.take(sink, state, MAX_RECEIVES_AT_END)?;
                     self.given = true;
                     return self.early.take().unwrap_or_else(|| Err(Error::closed(RECEIVE, "the link has ended")));
                 }
@@ -185,9 +185,9 @@ impl<R: Reader> Intake<R> {
         Ok(())
     }
 
-    /// Reads what the kernel holds, in at most `most` receive calls.
-    fn take(&mut self, sink: &dyn Sink, state: &LinkState, most: usize) -> Result<()> {
-        for _ in 0..most {
+    /// Reads what the kernel holds, in at most `max_receives` receive calls.
+    fn take(&mut self, sink: &dyn Sink, state: &LinkState, max_receives: usize) -> Result<()> {
+        for _ in 0..max_receives {
             if !self.has_room() {
                 return Ok(());
             }
@@ -266,11 +266,11 @@ impl<R: Reader> Intake<R> {
     /// Whether the receiver may keep the chunks of another receive. A peer that respects its window never
     /// sends more.
     fn has_room(&self) -> bool {
-        self.held.bytes < HELD + self.lane.window as usize
+        self.held.bytes < MAX_HELD_BYTES + self.lane.window as usize
     }
 
     fn answers(&self) -> bool {
-        self.held.bytes < HELD
+        self.held.bytes < MAX_HELD_BYTES
     }
 
     fn send_answer(&mut self, state: &LinkState) {

@@ -34,9 +34,9 @@ pub fn datagram(bytes: &[u8]) {
     assert_eq!(Datagram::decode(&KEY, &again), Some(datagram));
 }
 
-/// Decoding a packet of a control stream either fails, or encoding the result gives the same bytes. The two ends
-/// of a stream get on with any packet: they panic at none, and a script of packets makes them send and keep no
-/// more than their bounds.
+/// Decoding a packet of a control stream either fails, or encoding the result gives the same bytes. The two
+/// ends of a stream handle any packet without a panic. Whatever packets a script sends them, they send and
+/// keep no more than their bounds allow.
 pub fn control(bytes: &[u8]) {
     if let Some((id, packet)) = Packet::decode(bytes) {
         assert_eq!(packet.encode(&id), bytes);

@@ -62,7 +62,7 @@ pub struct Ends {
     pub moves: Option<watch::Receiver<u64>>,
 }
 
-/// What the handshake of the listener's end has made.
+/// The result of the handshake at the listener's end.
 pub(crate) enum Met {
     /// The ends of a link with datagram sockets.
     Ends(Box<Ends>),
@@ -71,7 +71,7 @@ pub(crate) enum Met {
 }
 
 /// The first pause after a hello, and the longest pause. Each pause is a tenth longer than the previous one.
-pub(crate) const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+pub(crate) const HELLO_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// Checks the address and refuses options that a datagram transport does not support.
 ///
@@ -145,7 +145,8 @@ pub(crate) async fn answer(
 /// Sizes of the numbers in the listener's offer.
 const OFFER: [usize; 6] = [8, 8, 1, 2, 2, 8];
 
-/// Checks the listener's offer, of which a connecting end without datagrams uses nothing.
+/// Checks that the message is a listener's offer. A connecting end to which no datagrams pass uses none of
+/// its numbers.
 pub(crate) fn check_offer(offer: &[u8], dialect: &Dialect) -> Result<()> {
     numbers("connect", dialect, offer, OFFER).map(drop)
 }
@@ -196,11 +197,11 @@ pub(crate) async fn ask(
 
 /// Sends hellos from all sockets, for as long as the caller polls it.
 async fn greet(lanes: [&Lane; 2]) -> std::convert::Infallible {
-    let (mut pause, most) = REPEAT;
+    let (mut pause, max_pause) = HELLO_PAUSES;
     loop {
         (0..).zip(lanes).for_each(|(pair, lane)| lane.send_hello(pair));
         sleep(pause).await;
-        pause = pause.mul_f64(1.1).min(most);
+        pause = pause.mul_f64(1.1).min(max_pause);
     }
 }
 
@@ -228,7 +229,7 @@ fn numbers<const N: usize>(
 }
 
 fn strange(operation: &'static str, dialect: &Dialect) -> Error {
-    let context = format!("the peer's first words are not those of a {} link", dialect.name);
+    let context = format!("the peer's first message is not that of a {} link", dialect.name);
     Error::new(ErrorKind::Corrupt, operation, context)
         .hint("check that both ends use the same transport, in the same release")
 }

@@ -26,7 +26,7 @@ use crate::socket::Lane;
 use crate::Udp;
 
 /// Control messages received ahead of the caller. Further ones wait in the kernel.
-const CONTROL: usize = 1;
+const CONTROL_AHEAD: usize = 1;
 
 /// One end of a link. Dropping it ends the link and its tasks.
 pub(crate) struct UdpLink {
@@ -46,7 +46,7 @@ impl UdpLink {
         let Ends { inner, outgoing, window, incoming, standing, carriers, moves } = ends;
         let state = Arc::new(LinkState::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
-        let (pass, control) = mpsc::channel(CONTROL);
+        let (pass, control) = mpsc::channel(CONTROL_AHEAD);
         let outgoing = Arc::new(outgoing);
         let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced, trace)));
         let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));

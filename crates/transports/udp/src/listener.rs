@@ -1,5 +1,5 @@
-//! Accepts links. Each connection of the control listener gets a task, which shakes hands over UDP too.
-//! `accept` returns only links whose handshake is over, so it never waits for a slow peer.
+//! Accepts links. For each control connection, a task does the handshake of the UDP sockets. `accept` returns
+//! only links whose handshake is complete, so it never waits for a slow peer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,23 +21,25 @@ use crate::control_options;
 use crate::hello::{self, Dialect, Ends, Met};
 
 const ACCEPT: &str = "accept";
-/// Maximum number of handshakes at a time. Further connections wait at the control listener. An admission
-/// queue allows fewer.
-const MOST: usize = 1024;
+/// Maximum number of handshakes at a time, if there is no admission queue. Further connections wait at the
+/// control listener.
+const MAX_HANDSHAKES: usize = 1024;
 
 /// Makes a link from the result of a handshake.
 pub type Make = fn(Ends, &Options) -> Result<Arc<dyn Link>>;
 
-/// Control streams that may wait for the handshake of their datagram sockets. Further ones wait before that.
+/// Maximum number of control streams that wait for the handshake of their datagram sockets. Further streams
+/// wait to be accepted.
 const MAX_READY: usize = 256;
-/// How often the system may choose a port for TCP that another program uses for UDP.
-const PORTS: usize = 16;
+/// Number of ports to try. The system chooses a port that is free for TCP, but another program may use it for
+/// UDP.
+const PORT_ATTEMPTS: usize = 16;
 
-/// How long to try for a port that is in use. The tasks of a listener that was closed a moment ago may still hold
-/// its socket, and end shortly after.
-const REOPENING: Duration = Duration::from_secs(1);
-/// How often to try.
-const REOPENING_PAUSE: Duration = Duration::from_millis(10);
+/// How long to retry a port that is in use. A listener that has just been closed may hold the port until its
+/// tasks have ended.
+const PORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between these attempts.
+const PORT_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The listener of a datagram transport.
 pub struct DatagramListener {
@@ -46,11 +48,11 @@ pub struct DatagramListener {
     inner: Box<dyn Listener>,
     /// Accepts [control streams](crate::control), at the same port.
     _hub: Hub,
-    /// Control streams whose handshake is over.
+    /// Accepted control streams that are ready for the handshake of their datagram sockets.
     streams: Mutex<mpsc::Receiver<Pending>>,
     serving: AbortHandle,
     shaker: Shaker,
-    /// The running handshakes. Dropping the listener aborts them.
+    /// The running handshakes of datagram sockets. Dropping the listener aborts them.
     shaking: Mutex<JoinSet<Result<Arc<dyn Link>>>>,
 }
 
@@ -93,9 +95,9 @@ async fn both(
         match hub::open(SocketAddr::new(at.ip(), port)) {
             Ok((hub, new)) => return Ok((inner, hub, new)),
             Err(error) if error.kind() != ErrorKind::InUse => return Err(error),
-            Err(_) if at.port() == 0 && tries < PORTS => tries += 1,
-            Err(_) if at.port() != 0 && began.elapsed() < REOPENING => {
-                tokio::time::sleep(REOPENING_PAUSE).await
+            Err(_) if at.port() == 0 && tries < PORT_ATTEMPTS => tries += 1,
+            Err(_) if at.port() != 0 && began.elapsed() < PORT_TIMEOUT => {
+                tokio::time::sleep(PORT_RETRY_PAUSE).await
             }
             Err(error) => return Err(error),
         }
@@ -122,10 +124,10 @@ impl Listener for DatagramListener {
                 Some(done) = shaking.join_next() => if let Ok(link) = done {
                     return Ok(Box::pin(std::future::ready(link)));
                 },
-                pending = self.inner.accept(), if shaking.len() < MOST => {
+                pending = self.inner.accept(), if shaking.len() < MAX_HANDSHAKES => {
                     shaking.spawn(self.shaker.clone().shake(pending?, Carrier::Tcp));
                 }
-                Some(pending) = streams.recv(), if shaking.len() < MOST => {
+                Some(pending) = streams.recv(), if shaking.len() < MAX_HANDSHAKES => {
                     shaking.spawn(self.shaker.clone().shake(pending, Carrier::Udp));
                 }
             }
@@ -140,9 +142,10 @@ impl Shaker {
         let who = inner.peer().address.clone();
         let limit = self.options.connect_timeout();
         let late = |_| {
-            let context = format!("{who}: no datagram of its handshake came in {} ms", limit.as_millis());
+            let context =
+                format!("{who}: no datagram of its handshake arrived within {} ms", limit.as_millis());
             Err(Error::new(ErrorKind::Timeout, ACCEPT, context)
-                .hint("let UDP through the firewall, or take tcp"))
+                .hint("let UDP through the firewall, or use tcp"))
         };
         match timeout(limit, self.answer(inner, control)).await.unwrap_or_else(late)? {
             Met::Ends(ends) => (self.make)(*ends, &self.options),

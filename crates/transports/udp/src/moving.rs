@@ -30,7 +30,7 @@ use tokio::time::sleep;
 use crate::control::cookie::{self, Cookies};
 use crate::control::packet::{Cookie, Id, COOKIE_BYTES};
 use crate::datagram::{Encode, Key, PREFIX_BYTES};
-use crate::hello::REPEAT;
+use crate::hello::HELLO_PAUSES;
 use crate::socket::Lane;
 
 const CHALLENGE: u8 = 8;
@@ -188,7 +188,7 @@ pub async fn announce_moves<F: Future<Output = ()>>(
     while moves.changed().await.is_ok() {
         lanes.iter().for_each(|lane| lane.follow_route());
         let before = lanes.each_ref().map(|lane| lane.heard());
-        let (mut pause, most) = REPEAT;
+        let (mut pause, max_pause) = HELLO_PAUSES;
         let began = Instant::now();
         while began.elapsed() < ANNOUNCED {
             let silent = |number: usize| lanes[number].heard() == before[number];
@@ -204,7 +204,7 @@ pub async fn announce_moves<F: Future<Output = ()>>(
                 () = has_changed(&moves) => break,
             }
             read().await;
-            pause = pause.mul_f64(1.1).min(most);
+            pause = pause.mul_f64(1.1).min(max_pause);
         }
     }
 }

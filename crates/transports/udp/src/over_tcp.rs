@@ -7,7 +7,7 @@ use thalweg_transport::{Carrier, Carriers, Link, LinkLayer, NoChunks, Result};
 
 use crate::hello::{self, Dialect};
 
-/// Such a link. It is the control connection, and says so.
+/// A link that is only the control connection, and reports that in its notice.
 pub(crate) struct OverTcp {
     inner: Arc<dyn Link>,
     name: &'static str,

@@ -1,6 +1,6 @@
 //! Simulates a window over bad paths, on a virtual clock. The paths are those of `ltp`'s table
-//! (`crates/sending/tests/ltp/paths.rs`), as far as they matter without retransmission. A table under version
-//! control says what arrives.
+//! (`crates/sending/tests/ltp/paths.rs`) that matter without retransmission. The results are in a table under
+//! version control.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -32,22 +32,22 @@ use crate::socket::Lane;
 const MESSAGE: u8 = 6;
 const TAKEN: u8 = 7;
 /// Longest message that goes into a datagram. Longer ones travel on the control connection alone.
-const LONGEST: usize = WHOLE - PREFIX_BYTES - TAG_BYTES;
+const MAX_MESSAGE: usize = WHOLE - PREFIX_BYTES - TAG_BYTES;
 /// Maximum number of messages kept for repetition. Beyond that, the oldest is dropped and travels on the
 /// control connection alone.
-const KEPT: usize = 64;
+const MAX_KEPT: usize = 64;
 /// Maximum number of messages in one repetition. The oldest messages go first.
-const TOGETHER: usize = 4;
+const MAX_TOGETHER: usize = 4;
 /// Time before the first repetition over a path that is not measured.
 const UNMEASURED: Duration = Duration::from_millis(100);
 /// Least time before the first repetition. The peer may be busy for so long before it acknowledges.
 const FIRST: Duration = Duration::from_millis(50);
 /// Longest time between two repetitions, unless the first one comes later.
-const RAREST: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of copies of each message in one repetition.
-const MOST_COPIES: usize = 8;
+const MAX_COPIES: usize = 8;
 /// Maximum number of bytes of one repetition, unless a single copy has more.
-const MOST_BYTES: usize = 8 << 10;
+const MAX_BYTES: usize = 8 << 10;
 
 /// The content of a datagram that repeats or acknowledges a control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Word {
         let number = prefix[18..24].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
         let ours = prefix[..16] == key[..] && prefix[17] == 0 && prefix[24..].iter().all(|&byte| byte == 0);
         match prefix[16] {
-            MESSAGE if ours && number > 0 && rest.len() <= LONGEST => Some(Self::Message(number)),
+            MESSAGE if ours && number > 0 && rest.len() <= MAX_MESSAGE => Some(Self::Message(number)),
             TAKEN if ours && rest.is_empty() => Some(Self::Taken(number)),
             _ => None,
         }
@@ -105,12 +105,12 @@ impl Unacknowledged {
     /// `lane` is given, sends it in a datagram at once. Returns the bytes of that datagram; `None` if none
     /// was sent. A message longer than a datagram is not kept.
     pub fn keep(&self, number: u64, message: Bytes, lane: Option<&Lane>) -> Option<usize> {
-        if message.len() > LONGEST {
+        if message.len() > MAX_MESSAGE {
             return None;
         }
         let sent = lane.map(|lane| lane.send_one_with(&Word::Message(number), &message));
         let mut messages = self.messages();
-        if messages.len() == KEPT {
+        if messages.len() == MAX_KEPT {
             messages.pop_front();
         }
         messages.push_back((number, message));
@@ -125,9 +125,9 @@ impl Unacknowledged {
     /// Sends the oldest messages again, in up to `copies` copies; long messages get fewer. Returns the bytes
     /// sent, or `None` if the peer has acknowledged all messages.
     pub fn repeat(&self, lane: &Lane, copies: usize) -> Option<usize> {
-        let oldest: Vec<(u64, Bytes)> = self.messages().iter().take(TOGETHER).cloned().collect();
+        let oldest: Vec<(u64, Bytes)> = self.messages().iter().take(MAX_TOGETHER).cloned().collect();
         let bytes: usize = oldest.iter().map(|(_, message)| PREFIX_BYTES + message.len()).sum();
-        let copies = copies.min(MOST_BYTES / bytes.max(1)).max(1);
+        let copies = copies.min(MAX_BYTES / bytes.max(1)).max(1);
         let each = |(number, message): &(u64, Bytes)| lane.send_one_with(&Word::Message(*number), message);
         (!oldest.is_empty()).then(|| (0..copies).flat_map(|_| oldest.iter().map(each)).sum())
     }
@@ -166,9 +166,9 @@ impl Pauses {
     /// Notes a repetition at `now` and schedules the next one. Returns how many copies to send now.
     pub fn repeated(&mut self, now: Instant, round_trip: Option<Duration>) -> usize {
         let first = first(round_trip);
-        self.pause = (self.pause * 5 / 4).clamp(first, RAREST.max(first));
+        self.pause = (self.pause * 5 / 4).clamp(first, MAX_PAUSE.max(first));
         self.due = now + self.pause;
-        let next = (2 * self.copies).min(MOST_COPIES);
+        let next = (2 * self.copies).min(MAX_COPIES);
         std::mem::replace(&mut self.copies, next)
     }
 }
@@ -263,10 +263,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_has_is_not_kept_nor_what_is_too_long() {
+    fn acknowledged_and_too_long_messages_are_not_kept() {
         let unacknowledged = Unacknowledged::default();
         unacknowledged.keep(1, Bytes::from_static(b"one"), None);
-        unacknowledged.keep(2, vec![0; LONGEST + 1].into(), None);
+        unacknowledged.keep(2, vec![0; MAX_MESSAGE + 1].into(), None);
         unacknowledged.keep(3, Bytes::from_static(b"three"), None);
         let numbers = |unacknowledged: &Unacknowledged| {
             unacknowledged.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>()
@@ -275,7 +275,7 @@ mod tests {
         unacknowledged.taken(1);
         assert_eq!(numbers(&unacknowledged), [3]);
         (4..200).for_each(|number| _ = unacknowledged.keep(number, Bytes::new(), None));
-        assert_eq!(numbers(&unacknowledged).len(), KEPT);
+        assert_eq!(numbers(&unacknowledged).len(), MAX_KEPT);
     }
 
     /// The first 20 times of repetition since a message was sent, over a path with this round trip.
@@ -294,11 +294,11 @@ mod tests {
         let (unmeasured, copies) = times(None);
         let millis: Vec<u128> = unmeasured[..4].iter().map(Duration::as_millis).collect();
         assert_eq!((&millis[..], &copies[..5]), (&[100, 225, 381, 576][..], &[1, 2, 4, 8, 8][..]));
-        assert_eq!(unmeasured[19] - unmeasured[18], RAREST);
+        assert_eq!(unmeasured[19] - unmeasured[18], MAX_PAUSE);
         let start = Instant::now();
         let mut pauses = Pauses::new(start, None);
         (0..20).for_each(|_| _ = pauses.repeated(pauses.due(), None));
-        let later = pauses.due() - RAREST;
+        let later = pauses.due() - MAX_PAUSE;
         pauses.message_sent(later, None);
         assert_eq!(pauses.due(), later + UNMEASURED, "a new message does not wait for the old ones");
         pauses.message_sent(later + UNMEASURED / 2, None);
@@ -316,7 +316,7 @@ mod tests {
             assert!(times.windows(2).all(|pair| pair[1] - pair[0] > trip), "{trip:?}: {times:?}");
             assert_eq!(copies[..4].iter().sum::<usize>(), 15);
             assert!(times[3] <= (8 * trip).max(6 * FIRST), "{trip:?}: {times:?}");
-            assert!(times[19] - times[18] <= RAREST.max(5 * trip / 4), "{trip:?}: {times:?}");
+            assert!(times[19] - times[18] <= MAX_PAUSE.max(5 * trip / 4), "{trip:?}: {times:?}");
         }
     }
 
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(pauses.due() - first, 5 * long / 4);
         let second = pauses.due();
         pauses.repeated(second, Some(short));
-        assert_eq!(pauses.due() - second, RAREST);
+        assert_eq!(pauses.due() - second, MAX_PAUSE);
     }
 
     proptest! {

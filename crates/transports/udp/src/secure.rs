@@ -26,8 +26,8 @@ pub const CIPHER: Setting = Setting {
     needs: &[],
 };
 
-/// The byte that stands for the cipher in the handshake. The listening end chooses it; 0 means that datagrams
-/// are not sealed.
+/// The handshake's byte for the cipher that the options choose. The listening end's choice counts; 0 means
+/// that datagrams are not sealed.
 pub(crate) fn choice(options: &Options, dialect: &Dialect) -> Result<u8> {
     let chosen = options.own.read(dialect.settings)?;
     Ok(match (&options.tls, chosen.text("cipher")) {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_opened_is_as_it_was_and_comes_once() {
+    fn a_datagram_opens_once_and_unchanged() {
         let (here, there) = ends();
         let sealed = report(&here);
         let mut copy = sealed.clone();

@@ -23,7 +23,7 @@ use crate::MAX_CHUNK;
 const SEND: &str = "send update";
 /// Maximum number of receive calls for reports before the sender goes on. A peer may send reports faster than
 /// we read them.
-const AT_ONCE: usize = 4;
+const MAX_RECEIVES: usize = 4;
 
 /// The sending side of one direction. Its mutex is fair and is held for one batch at a time.
 pub(crate) struct Sender {
@@ -31,8 +31,8 @@ pub(crate) struct Sender {
     window: Window,
     batch: Vec<u8>,
     reports: Buffer,
-    /// Number of control messages that the peer knows to have been sent: the greatest count of its reports.
-    known: u64,
+    /// The greatest message count that a report of the peer has confirmed.
+    peer_message_count: u64,
     trace: Option<Trace>,
 }
 
@@ -51,7 +51,7 @@ struct Batch {
 impl Sender {
     pub(crate) fn new(lane: Arc<Lane>, window: u64, paced: bool, trace: Option<Trace>) -> Self {
         let window = Window::new(window, paced, Instant::now());
-        Self { lane, window, batch: Vec::new(), reports: Buffer::new(), known: 0, trace }
+        Self { lane, window, batch: Vec::new(), reports: Buffer::new(), peer_message_count: 0, trace }
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
@@ -61,7 +61,7 @@ impl Sender {
     /// Reads the reports and acknowledgements that have arrived. With `timely`, their delay is an RTT sample.
     fn read_reports(&mut self, state: &LinkState, timely: bool) {
         self.reports.fit(state.standing.is_proved());
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_RECEIVES {
             if self.lane.receive(&mut self.reports).is_err() {
                 return;
             }
@@ -74,7 +74,7 @@ impl Sender {
                 if let Kind::Report(received) = report.kind {
                     state.received.fetch_add(bytes.len() as u64, Relaxed);
                     self.window.reported(now, report.position, received, timely);
-                    self.known = self.known.max(report.message_count);
+                    self.peer_message_count = self.peer_message_count.max(report.message_count);
                 }
             }
         }
@@ -184,7 +184,7 @@ pub(crate) async fn repeat_probes(state: Arc<LinkState>, sender: Arc<Mutex<Sende
             tokio::time::sleep(pause).await;
             let mut sender = sender.lock().await;
             sender.read_reports(&state, false);
-            if sender.known >= state.messages_sent.load(Acquire) {
+            if sender.peer_message_count >= state.messages_sent.load(Acquire) {
                 break;
             }
             probe(&sender.lane, &state);

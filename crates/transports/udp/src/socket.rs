@@ -33,12 +33,12 @@ const UNAUTHENTICATED_PEER_BUFFER: usize = 16 << 10;
 /// Number of receive buffers of one system call.
 const SLOTS: usize = 4;
 /// Maximum number of bytes of one send.
-const MOST: usize = 65_000;
+const MAX_SEND_BYTES: usize = 65_000;
 /// The kind of a hello, in a datagram's prefix.
 const HELLO: u8 = 4;
 /// Buffer size to ask the kernel for if the options name none. The kernel grants at most net.core.rmem_max
 /// and wmem_max.
-const WANTED: usize = 8 << 20;
+const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// A UDP socket that exchanges datagrams with one peer, in one direction of chunks.
 pub struct Lane {
@@ -78,13 +78,14 @@ impl Unbound {
     /// small until [`Lane::admit`].
     pub(crate) fn new(operation: &'static str, ip: IpAddr, options: &Options) -> Result<Self> {
         let failed = |e: &io::Error| Error::io(operation, format!("a UDP socket at {ip}"), e);
-        let wanted = options.receive_buffer.map_or(WANTED, |bytes| bytes as usize);
+        let wanted = options.receive_buffer.map_or(DEFAULT_BUFFER, |bytes| bytes as usize);
         let make = || -> io::Result<Socket> {
             let domain = Domain::for_address(SocketAddr::new(ip, 0));
             let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
             socket.set_nonblocking(true)?;
             socket.set_recv_buffer_size(wanted)?;
-            socket.set_send_buffer_size(options.send_buffer.map_or(WANTED, |bytes| bytes as usize))?;
+            socket
+                .set_send_buffer_size(options.send_buffer.map_or(DEFAULT_BUFFER, |bytes| bytes as usize))?;
             socket.bind(&SockAddr::from(SocketAddr::new(ip, 0)))?;
             Ok(socket)
         };
@@ -224,7 +225,7 @@ impl Lane {
             // GSO sends each segment as one packet, but this datagram needs several.
             return 1;
         }
-        self.state.max_gso_segments().min(MOST / length.max(1)).max(1)
+        self.state.max_gso_segments().min(MAX_SEND_BYTES / length.max(1)).max(1)
     }
 
     /// Sends datagrams of `length` bytes each; the last one may be shorter. If the system refuses them

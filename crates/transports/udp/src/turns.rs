@@ -108,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_comes_once_and_in_the_order_it_was_sent(
+        fn everything_arrives_once_and_in_order(
             script in prop::collection::vec(any::<bool>(), 0..60),
             order in prop::collection::vec(any::<bool>(), 0..80),
             lost in prop::collection::vec(0..60_u32, 0..20),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_whose_chunks_overtake_its_announcement_is_taken_whole() {
+    fn a_round_whose_chunks_overtake_its_announcement_is_received_whole() {
         let script = [true, false, false, false, true];
         let (sent, received) = run(&script, &[false; 5], &[]);
         assert_eq!(received, sent);

@@ -21,23 +21,23 @@ use crate::datagram::WHOLE;
 /// rounds the data up to a power of two and adds the size of its own packet structure.
 pub const OVERHEAD: usize = 1024;
 /// Cost of the longest datagram that IP does not fragment.
-const FULL: u64 = cost(WHOLE);
+const FULL_COST: u64 = cost(WHOLE);
 /// Initial window in full-sized datagrams. TCP begins with 10 segments (RFC 6928). We begin with more,
 /// because lost chunks are not retransmitted.
-const INITIAL: u64 = 16;
+const INITIAL_WINDOW: u64 = 16;
 /// Upper bound of loss compensation, as a share of the sending rate. If a queue is too short to be noticed,
 /// compensation itself causes loss; this is also the upper bound of that loss.
-const MADE_UP: f64 = 0.4;
+const MAX_COMPENSATION: f64 = 0.4;
 /// RTT differences up to this value do not count as jitter. Few RTT samples are taken, and the queue may
 /// change by this much between two of them.
-const UNSTEADY: Duration = Duration::from_millis(20);
+const MAX_NOISE: Duration = Duration::from_millis(20);
 /// Reports requested per window. The interval shrinks with the path's loss rate, since a lost datagram cannot
 /// ask for a report.
-const REPORTS: u64 = 8;
+const REPORTS_PER_WINDOW: u64 = 8;
 /// Maximum number of report requests tracked at once.
-const MARKS: usize = 64;
+const MAX_MARKS: usize = 64;
 /// How much a sender that is not paced may send at once, by cost. One system call takes less.
-const UNPACED: u64 = 1 << 24;
+const UNPACED_BURST: u64 = 1 << 24;
 /// Base of the report timeout. The timeout doubles after each probe, up to `MAX_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest report timeout.
@@ -118,9 +118,9 @@ impl Window {
     pub(crate) fn new(peer: u64, paced: bool, now: Instant) -> Self {
         Self {
             paced,
-            peer: peer.max(FULL),
+            peer: peer.max(FULL_COST),
             began: now,
-            rate: Rate::new(FULL, INITIAL).making_up(MADE_UP).unsteady(UNSTEADY),
+            rate: Rate::new(FULL_COST, INITIAL_WINDOW).making_up(MAX_COMPENSATION).unsteady(MAX_NOISE),
             pacer: Pacer::new(Time::ZERO),
             delivery: Delivery::default(),
             trips: Trips::new(),
@@ -188,7 +188,7 @@ impl Window {
 
     fn next(&mut self, now: Instant) -> Permit {
         if !self.paced {
-            return Permit::Now(UNPACED);
+            return Permit::Now(UNPACED_BURST);
         }
         let full = self.rate.full();
         let room = self.size().saturating_sub(self.under_way());
@@ -206,13 +206,14 @@ impl Window {
     }
 
     /// Whether the last datagram of a batch should ask for a report. `position` is where the batch ends. A
-    /// report is wanted when the batch fills the window, and [`REPORTS`] times per window otherwise.
+    /// report is wanted when the batch fills the window, and [`REPORTS_PER_WINDOW`] times per window
+    /// otherwise.
     pub(crate) fn wants_report(&self, position: u64) -> bool {
         position - self.seen + self.rate.full() > self.size() || position - self.marked >= self.interval()
     }
 
     fn interval(&self) -> u64 {
-        ((self.size() / REPORTS) as f64 * (1.0 - self.rate.path_loss())) as u64
+        ((self.size() / REPORTS_PER_WINDOW) as f64 * (1.0 - self.rate.path_loss())) as u64
     }
 
     /// Notes that datagrams were sent up to `position`. `reported` holds the positions of those that ask for
@@ -227,7 +228,7 @@ impl Window {
         self.sent = position;
         for &mark in reported {
             self.marked = mark;
-            if self.marks.len() == MARKS {
+            if self.marks.len() == MAX_MARKS {
                 self.marks.pop_front();
             }
             self.marks.push_back(Mark { position: mark, sent: time, stamp });
@@ -358,15 +359,15 @@ mod tests {
 
         /// Sends one datagram. Every `lost`-th one is dropped; with 0, none is.
         fn send(&mut self, rate: f64, delay: Duration, lost: u64) {
-            let position = self.window.sent() + FULL;
+            let position = self.window.sent() + FULL_COST;
             let asks = self.window.wants_report(position);
             self.window.sent_to(self.now, position, &[position][..usize::from(asks)]);
             let fits = self.free.saturating_duration_since(self.now) <= self.holds;
-            if fits && !(position / FULL).is_multiple_of(lost) {
-                self.received += FULL;
+            if fits && !(position / FULL_COST).is_multiple_of(lost) {
+                self.received += FULL_COST;
             }
             if fits {
-                self.free = self.free.max(self.now) + Duration::from_secs_f64(FULL as f64 / rate);
+                self.free = self.free.max(self.now) + Duration::from_secs_f64(FULL_COST as f64 / rate);
                 self.queued = self.free - self.now;
             }
             if asks {
@@ -382,7 +383,7 @@ mod tests {
             while self.now < until {
                 match self.window.permit(self.now) {
                     Permit::Now(room) => {
-                        assert!(room >= FULL);
+                        assert!(room >= FULL_COST);
                         self.send(rate, delay, lost);
                         longest = longest.max(self.queued);
                         continue;
@@ -431,14 +432,14 @@ mod tests {
     /// queue even then. The queue holds 100 ms at the link's rate or 64 KiB, whichever is more, as in the
     /// emulated networks.
     #[test]
-    fn ends_that_are_late_overrun_no_queue() {
+    fn late_ends_do_not_overflow_the_queue() {
         for (megabits, delay) in
             [(5.0, 50), (5.0, 0), (20.0, 0), (20.0, 25), (60.0, 0), (60.0, 10), (100.0, 20)]
         {
             for seed in 1..20 {
                 // Convert to cost: a datagram has 1456 bytes with its IP header.
                 let bytes = megabits * 1e6 / 8.0;
-                let (rate, delay) = (bytes * FULL as f64 / 1_456.0, delay * MS + MS / 10);
+                let (rate, delay) = (bytes * FULL_COST as f64 / 1_456.0, delay * MS + MS / 10);
                 let mut path = Path::new(4 << 20);
                 path.late = Some(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
                 let (_, starting) = path.run(2_000 * MS, rate, delay, 0);
@@ -472,51 +473,52 @@ mod tests {
     }
 
     #[test]
-    fn never_more_than_the_peer_holds() {
+    fn the_peers_buffer_bounds_the_bytes_in_flight() {
         let now = Instant::now();
-        let mut window = Window::new(10 * FULL, true, now);
+        let mut window = Window::new(10 * FULL_COST, true, now);
         let mut position = 0;
         while let Permit::Now(room) = window.permit(now) {
-            assert!(position + FULL <= 10 * FULL && room <= 10 * FULL - position);
-            position += FULL;
+            assert!(position + FULL_COST <= 10 * FULL_COST && room <= 10 * FULL_COST - position);
+            position += FULL_COST;
             window.sent_to(now, position, &[position]);
         }
-        assert_eq!(position, 10 * FULL);
+        assert_eq!(position, 10 * FULL_COST);
         window.reported(now, position, position, true);
-        assert_eq!(window.permit(now), Permit::Now(10 * FULL));
+        assert_eq!(window.permit(now), Permit::Now(10 * FULL_COST));
     }
 
     #[test]
-    fn unpaced_nothing_is_waited_for() {
+    fn an_unpaced_sender_does_not_wait() {
         let now = Instant::now();
-        let mut window = Window::new(FULL, false, now);
+        let mut window = Window::new(FULL_COST, false, now);
         for position in 1..1000 {
-            assert_eq!(window.permit(now), Permit::Now(UNPACED));
-            window.sent_to(now, position * FULL, &[position * FULL]);
+            assert_eq!(window.permit(now), Permit::Now(UNPACED_BURST));
+            window.sent_to(now, position * FULL_COST, &[position * FULL_COST]);
         }
     }
 
     #[test]
-    fn reports_that_cannot_be_open_nothing() {
+    fn impossible_reports_do_not_open_the_window() {
         let now = Instant::now();
-        let mut window = Window::new(4 * FULL, true, now);
-        window.sent_to(now, 4 * FULL, &[4 * FULL]);
-        for (seen, received) in [(u64::MAX, 0), (5 * FULL, 0), (FULL, 2 * FULL), (0, u64::MAX)] {
+        let mut window = Window::new(4 * FULL_COST, true, now);
+        window.sent_to(now, 4 * FULL_COST, &[4 * FULL_COST]);
+        for (seen, received) in [(u64::MAX, 0), (5 * FULL_COST, 0), (FULL_COST, 2 * FULL_COST), (0, u64::MAX)]
+        {
             window.reported(now, seen, received, true);
             assert!(matches!(window.permit(now), Permit::Report(_)), "{seen} {received}");
         }
-        window.reported(now, FULL, FULL, true);
-        assert_eq!(window.permit(now), Permit::Now(FULL));
+        window.reported(now, FULL_COST, FULL_COST, true);
+        assert_eq!(window.permit(now), Permit::Now(FULL_COST));
         // An old report changes nothing.
         window.reported(now, 0, 0, true);
-        assert_eq!(window.permit(now), Permit::Now(FULL));
+        assert_eq!(window.permit(now), Permit::Now(FULL_COST));
     }
 
     #[test]
-    fn asks_ever_more_rarely_while_nobody_answers() {
+    fn probes_become_rarer_while_nobody_answers() {
         let mut now = Instant::now();
-        let mut window = Window::new(FULL, true, now);
-        window.sent_to(now, FULL, &[FULL]);
+        let mut window = Window::new(FULL_COST, true, now);
+        window.sent_to(now, FULL_COST, &[FULL_COST]);
         let mut pauses = Vec::new();
         for _ in 0..10 {
             let Permit::Report(by) = window.permit(now) else { unreachable!("the window is full") };
@@ -526,8 +528,8 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[9] == MAX_TIMEOUT, "{pauses:?}");
         // The peer has received nothing.
-        window.reported(now, FULL, 0, true);
-        assert_eq!(window.permit(now), Permit::Now(FULL));
+        window.reported(now, FULL_COST, 0, true);
+        assert_eq!(window.permit(now), Permit::Now(FULL_COST));
     }
 
     /// Runs one link for 2 s and then 8 s. The row has what arrived and what was sent in those 8 s, as shares

@@ -257,12 +257,12 @@ async fn a_server_of_another_transport_is_no_udp_server() {
     let (_server, connected) = tokio::join!(greet, Udp.connect(&to, &options));
     let error = connected.map(|_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains("not those of a udp link"), "{error}");
+    assert!(error.to_string().contains("not that of a udp link"), "{error}");
 }
 
 /// If a datagram brings a message before TCP does, the link delivers it once and in order.
 #[tokio::test]
-async fn a_message_is_taken_from_whichever_way_is_first() {
+async fn a_message_is_delivered_once_by_datagram_or_tcp() {
     let listener = listen(&Udp, &Options::default()).await;
     let (peer, link) = by_hand(&*listener).await;
     let message = |number: u8, text: &[u8]| after(number, datagram(&peer.key, 6, 0, text));
@@ -294,7 +294,7 @@ async fn a_message_is_taken_from_whichever_way_is_first() {
 
 /// The link repeats a message in datagrams until the peer acknowledges it.
 #[tokio::test]
-async fn a_message_is_repeated_until_it_is_taken() {
+async fn a_message_is_repeated_until_it_is_acknowledged() {
     let listener = listen(&Udp, &Options::default()).await;
     let (peer, link) = by_hand(&*listener).await;
     link.send_control("hear me".into()).await.unwrap();

@@ -50,11 +50,11 @@ async fn no_datagram_is_lost_at_loopback() {
     }
 }
 
-/// Chunks of 512 values (FedComm), of 4,000 values (other papers) and of the maximum size. Each is one
-/// datagram. The receive buffer holds the window, though the kernel charges more for a datagram than its
+/// Sends chunks of 512 values (FedComm), of 4,000 values (other papers) and of the maximum size, each in one
+/// datagram. None may overflow the receive buffer, although the kernel charges more for a datagram than its
 /// bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_of_any_size_are_datagrams_that_come() {
+async fn chunks_of_any_size_arrive_in_one_datagram() {
     for chunk in [64, 2_048, 16_000, MAX_CHUNK] {
         for options in [Options::default(), small()] {
             let listener = listen(&Udp, &options).await;
@@ -122,7 +122,7 @@ async fn chunks_that_wait_for_a_message_do_not_keep_it_away() {
 }
 
 #[tokio::test]
-async fn what_the_fault_layer_loses_comes_when_it_is_asked_for_again() {
+async fn lost_chunks_arrive_when_they_are_requested_again() {
     let lossy = Fault { loss: 0.2, seed: 3, ..Fault::default() }.wrap(Arc::new(Udp));
     let listener = listen(&*lossy, &small()).await;
     let address = listener.address();

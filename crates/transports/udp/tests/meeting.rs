@@ -22,13 +22,14 @@ fn at(listener: &dyn Listener) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, listener.address().port.unwrap()))
 }
 
-/// A port that lets through datagrams of one client, and no TCP. Of those in each direction it loses a part.
+/// Opens a port that passes on one client's datagrams, and no TCP. In each direction it drops the fraction
+/// `loss` of them.
 async fn datagrams_alone(to: SocketAddr, loss: f64, seed: u64) -> (Address, Arc<AtomicUsize>) {
     let inside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     pass_datagrams(inside, to, loss, seed)
 }
 
-/// A port that lets through datagrams, and no TCP, once a client has tried TCP in vain.
+/// Opens a port that passes on datagrams only after a client has tried TCP in vain.
 async fn datagrams_after_tcp(to: SocketAddr) -> Address {
     let (inside, tcp) = loop {
         let inside = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -72,7 +73,7 @@ fn pass_datagrams(inside: UdpSocket, to: SocketAddr, loss: f64, seed: u64) -> (A
     (Address::parse(&format!("udp://localhost:{port}")).unwrap(), passed)
 }
 
-/// A port that lets through TCP, and no datagrams.
+/// Opens a port that passes on TCP, and no datagrams.
 async fn tcp_alone(to: SocketAddr) -> Address {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = Address::parse(&format!("udp://{}", port.local_addr().unwrap())).unwrap();
@@ -87,7 +88,8 @@ async fn tcp_alone(to: SocketAddr) -> Address {
     address
 }
 
-/// A port that lets no datagram through, and ends the first TCP connection at once.
+/// Opens a port that passes on only the second TCP connection, and no datagrams. It closes the first
+/// connection at once.
 async fn tcp_alone_and_late(to: SocketAddr) -> Address {
     let (silent, port) = loop {
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -130,7 +132,7 @@ async fn use_it(client: &Arc<dyn Link>, server: &Arc<dyn Link>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_needs_no_tcp() {
+async fn a_link_works_without_tcp() {
     for loss in [0.0, 0.5] {
         let listener = listen(&Udp, &plain()).await;
         let (through, passed) = datagrams_alone(at(&*listener), loss, 3).await;
@@ -143,7 +145,7 @@ async fn a_link_needs_no_tcp() {
 
 /// Certificates are checked, and bind both ends to one secret, without TCP too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_count_without_tcp_too() {
+async fn certificates_are_checked_without_tcp_too() {
     let (trust, other) = (Trust::new(), Trust::new());
     let listener = listen(&Udp, &trust.listen(true)).await;
     let (through, _) = datagrams_alone(at(&*listener), 0.4, 5).await;
@@ -157,9 +159,10 @@ async fn certificates_count_without_tcp_too() {
     assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::Security);
 }
 
-/// If one way does not pass and the server is not trusted on the other, the client learns of the latter.
+/// If UDP is blocked and the server is not trusted over TCP, or the other way round, the client reports the
+/// lack of trust.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_counts_more_than_a_way_that_does_not_pass() {
+async fn a_refusal_is_reported_before_a_blocked_path() {
     let (trust, other) = (Trust::new(), Trust::new());
     let listener = listen(&Udp, &trust.listen(true)).await;
     let stranger = other.connect(Some(other.client("clinic-3", 1)));
@@ -171,7 +174,7 @@ async fn a_refusal_counts_more_than_a_way_that_does_not_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_needs_no_datagrams_and_says_so() {
+async fn a_link_works_without_datagrams_and_reports_that() {
     let listener = listen(&Udp, &plain()).await;
     let through = tcp_alone(at(&*listener)).await;
     let (client, server) = meet(&*listener, &through, &plain()).await;
@@ -184,9 +187,9 @@ async fn a_link_needs_no_datagrams_and_says_so() {
     use_it(&client, &server).await;
 }
 
-/// What passes is found out, whatever the link takes.
+/// `ways` finds out whether UDP and TCP pass, whichever of them a link would use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_way_is_known_to_pass_or_not() {
+async fn ways_reports_whether_udp_and_tcp_pass() {
     let listener = listen(&Udp, &plain()).await;
     let ways = async |address: &Address| Udp.ways(address, Duration::ZERO).await.unwrap().unwrap();
     let both = ways(&listener.address()).await;
@@ -195,7 +198,8 @@ async fn each_way_is_known_to_pass_or_not() {
     assert!(tcp.udp.is_err() && tcp.tcp.is_ok(), "{tcp:?}");
     let udp = ways(&datagrams_alone(at(&*listener), 0.0, 1).await.0).await;
     assert!(udp.udp.is_ok() && udp.tcp.is_err(), "{udp:?}");
-    // The connections of TCP that were only opened end with an error each, and keep no link from being accepted.
+    // Each TCP connection that `ways` only opened ends with an error. It does not keep the listener from
+    // accepting links.
     let accept = async {
         loop {
             if let Ok(link) = listener.accept().await.unwrap().await {
@@ -211,7 +215,7 @@ async fn each_way_is_known_to_pass_or_not() {
     assert_eq!((client.carriers(), server.carriers()), (Some(datagrams), Some(datagrams)));
 }
 
-/// TCP is tried again for as long as there may be an answer by a datagram.
+/// The client retries TCP for as long as a datagram may still be answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tcp_that_failed_once_is_tried_again() {
     let listener = listen(&Udp, &plain()).await;
@@ -221,7 +225,7 @@ async fn tcp_that_failed_once_is_tried_again() {
     use_it(&client, &server).await;
 }
 
-/// The last message before a close arrives, although the kernel does not send on.
+/// The last message before a close arrives. (Unlike with TCP, the kernel does not send it after the close.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_last_message_arrives_over_a_path_that_loses_much() {
     let listener = listen(&Udp, &plain()).await;
@@ -246,8 +250,8 @@ async fn answer(socket: &UdpSocket) -> Vec<u8> {
     buffer[..length].to_vec()
 }
 
-/// A cookie counts only at the address that it was sent to. Until then there is no peer: nothing waits to be
-/// accepted, and nothing is sent but one packet for each that comes, no longer than that.
+/// A cookie is valid only from the address that it was sent to. Until a valid one arrives, nothing waits to
+/// be accepted, and the listener answers each packet with at most one, which is no longer.
 #[tokio::test]
 async fn a_false_source_address_makes_no_stream() {
     let listener = listen(&Udp, &plain()).await;

@@ -11,7 +11,7 @@ mod common;
 use common::{link, listen, small};
 
 #[tokio::test]
-async fn what_it_cannot_do_it_refuses_with_the_hint() {
+async fn unsupported_options_are_refused_with_a_hint() {
     let wanted = [
         (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
         (Options { streams: 2, ..small() }, "leave streams at 1"),

@@ -74,7 +74,7 @@ async fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
 /// Peers that only open the control connection fill their places in the admission queue and no more. The
 /// oldest are evicted, so a client still gets in.
 #[tokio::test]
-async fn those_that_only_knock_give_way_and_a_client_gets_in() {
+async fn peers_that_only_connect_are_evicted_and_a_client_gets_in() {
     const KNOCKS: usize = 60;
     let (admission_queue, options) = admission_queue(4 * SOCKETS);
     let listener = listen(&Udp, &options).await;
@@ -165,7 +165,7 @@ fn chunk(key: &[u8], message_count: u8, offset: u64, payload: &[u8]) -> Vec<u8> 
 /// The receiver drops chunks of an unauthenticated peer, even those that claim to wait for a message. Its
 /// messages still arrive.
 #[tokio::test]
-async fn nothing_is_kept_of_an_unauthenticated_peers_chunks() {
+async fn chunks_of_an_unauthenticated_peer_are_not_stored() {
     let (_, options) = admission_queue(4 * SOCKETS);
     let listener = listen(&Udp, &options).await;
     let ((control, key, up, _down), server) =
@@ -201,7 +201,7 @@ async fn nothing_is_kept_of_an_unauthenticated_peers_chunks() {
 /// The kernel's receive buffer has its full size only after the peer was admitted. The test asks a socket of
 /// its own what size the kernel grants.
 #[tokio::test]
-async fn the_kernel_holds_little_for_a_unauthenticated_peer() {
+async fn the_kernel_buffers_little_for_an_unauthenticated_peer() {
     let granted = |wanted: usize| {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         SockRef::from(&socket).set_recv_buffer_size(wanted).unwrap();

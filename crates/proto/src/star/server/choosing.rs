@@ -6,8 +6,8 @@ use crate::star::order::by_name;
 use crate::{Choice, Round, Time};
 
 impl Server {
-    /// The clients that may be taken into the round now, in the order of their names: all that are ready, or
-    /// with a choice by lot, as many as there is room for.
+    /// The clients that may be taken into the round now, in the order of their names: all that are ready.
+    /// With a choice by lot, only as many as there is room for.
     pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
         let Some(round) = &self.round else { return Vec::new() };
         let number = round.plan.number;

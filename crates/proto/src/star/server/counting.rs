@@ -1,9 +1,9 @@
-//! Decides which updates count: only the result of a fold says that an update, or a part of it, is in the
-//! sums.
+//! Decides which updates count. An update, or a part of it, counts only after its fold has succeeded.
 //!
-//! A staged update is accepted once it was folded. With [`Partial::Keep`](crate::Partial::Keep) each chunk
-//! counts once it was folded. An update that cannot be folded is rejected. The client gets the reason at
-//! once, or when it comes back. A round does not end while a fold is running that would change its results.
+//! A staged update is accepted when it has been folded. With [`Partial::Keep`](crate::Partial::Keep) each
+//! chunk counts when it has been folded. An update that cannot be folded is rejected. The client gets the
+//! reason at once, or when it comes back. A round waits for running folds before it ends, since they change
+//! its results.
 
 use thalweg_wire::control::{Control, MAX_HOLES};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
@@ -125,8 +125,9 @@ impl Server {
     }
 }
 
-/// The ranges of an update that count, if they are neither all of an accepted update nor none of another. If they
-/// are more than a message names, the shortest gaps between them are left out.
+/// The ranges of an update that count. `None` if an accepted update counts completely, or a refused one not
+/// at all. A message can name a limited number of ranges. If there are more, the shortest gaps between them
+/// are left out.
 pub(super) fn counted(part: &Participant, partial: Partial, is_accepted: bool) -> Option<Ranges> {
     let reassembly = part.incoming.reassembly();
     let counts = is_accepted || (partial == Partial::Keep && reassembly.bytes() > 0);

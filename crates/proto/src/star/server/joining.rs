@@ -1,4 +1,4 @@
-//! Lets clients in, and decides where a client that came back goes on.
+//! Lets clients in, and decides what a client that came back does next.
 
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome};
 use thalweg_wire::Ranges;
@@ -34,8 +34,8 @@ impl Server {
         self.resume(now, link, sender, same, &hello.holding);
     }
 
-    /// Goes on where a client that came back left off. What it holds counts only if this very process got it
-    /// from this server for the current round. The round may have ended meanwhile, or the server may have
+    /// Resumes a client that came back. Its model or update counts only if the same process got the model
+    /// from this server for the current round. Meanwhile the round may have ended, or the server may have
     /// been restarted.
     fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
         let current = self.parcel_of(sender);

@@ -1,9 +1,9 @@
 //! Clients that are still at work when their round ends, and whose updates count in a later round.
 //!
-//! With [`ServerConfig::stale`](super::ServerConfig::stale) such a client is not told that its round is over. It
-//! trains on and sends its update under the number of the round whose model it has. Between rounds its part is in
-//! [`Server::late`]. When the next round begins, the part becomes one of that round: the client takes one of the
-//! round's places, gets no new model, and its update counts with a smaller weight.
+//! With [`ServerConfig::stale`](super::ServerConfig::stale) the server does not tell such a client that its
+//! round is over. The client continues to train, and sends its update under the number of the round whose
+//! model it has. Between rounds its participation is in [`Server::late`]. The next round takes it over: the
+//! client takes one of that round's places, gets no new model, and its update counts with a smaller weight.
 
 use thalweg_wire::control::Control;
 

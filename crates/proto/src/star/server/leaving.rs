@@ -5,12 +5,12 @@ use thalweg_wire::text::MAX_METRICS;
 use super::{Action, Server};
 use crate::{Choice, Ending};
 
-/// A message names at most this many clients, and counts the others.
+/// A message names at most this many clients, and only counts the others.
 const NAMED: usize = 8;
 
 impl Server {
-    /// Whether each client that the round wants takes part or has left for good, so that the round waits for
-    /// no other.
+    /// Whether each client that the round wants takes part or has left for good. If so, the round waits for
+    /// no other client.
     pub(super) fn is_everybody_accounted_for(&self) -> bool {
         let Some(round) = self.round.as_ref().filter(|r| r.plan.choice == Choice::ByName) else {
             return false;
@@ -21,7 +21,7 @@ impl Server {
         parts >= expected || (members.len() > parts && parts + departed.count() >= expected)
     }
 
-    /// Adds to a round's failure why clients are missing that had left before the round or were not let in.
+    /// Adds to a round's failure the reasons of clients that left before the round or were not let in.
     pub(super) fn with_farewells(&self, ending: Ending) -> Ending {
         let Ending::Failed(reason) = ending else { return ending };
         let round = self.round.as_ref();

@@ -1,9 +1,9 @@
-//! Clients whose home is at another node of an aggregation tree, and those that have come from one.
+//! Clients whose home is another node of an aggregation tree, and clients that have moved here from one.
 //!
-//! The root decides at which node each client belongs. A node knows where all other clients of the job
-//! belong, so it can send a client there that has lost its home. For each client that it takes over, a node
-//! knows in which rounds the client may have been counted, and whether an update was. If an update counted at
-//! the old node, this node confirms it. The client takes no part in that round again.
+//! The root decides at which node each client belongs. Each node knows the homes of all clients of the job,
+//! so it can redirect a client that has lost its home. For each client that it takes over, a node knows in
+//! which rounds the client may have been counted, and whether an update was. If an update counted at the old
+//! node, this node confirms it. The client takes no part in that round again.
 
 use std::collections::BTreeMap;
 

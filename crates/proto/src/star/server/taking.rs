@@ -36,8 +36,8 @@ impl Server {
     }
 
     /// Reports that a chunk was received intact (`Ok`), damaged (`Err(None)`), or with values that no update
-    /// may have (`Err(reason)`). A chunk that cuts an element is refused, because its parts have no meaning
-    /// of their own.
+    /// may have (`Err(reason)`). A chunk that cuts an element is refused, because a part of an element has no
+    /// meaning.
     ///
     /// Returns the ranges that the driver must use. It must do so before it handles the round's end.
     pub fn stored(
@@ -53,7 +53,7 @@ impl Server {
         let (sender, part) = self.uploading(link, chunk)?;
         let weight = part.weight;
         match outcome {
-            // The round's end waits for running folds. If new ones began, it would wait for ever.
+            // The round waits for running folds before it ends. New ones would keep it waiting for ever.
             Ok(()) if keep && waits => None,
             Ok(()) if keep => {
                 let fresh = part.incoming.reassembly_mut().fold(now, chunk.range());
@@ -137,8 +137,8 @@ impl Server {
         }
     }
 
-    /// Decides what follows when everything that was asked for was sent. The update is complete, perhaps with
-    /// stand-ins for holes; or the server asks for missing ranges; or it refuses the update because too much
+    /// Called when a client has sent all granted ranges. Either the update is complete, perhaps with
+    /// stand-ins for holes, or the server asks for missing ranges, or it refuses the update because too much
     /// was lost.
     pub(super) fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let (at_deadline, rule) = (self.ends_updates(now), self.rule.clone());
@@ -176,9 +176,9 @@ impl Server {
         }
     }
 
-    /// Whether updates that are being sent end now: the deadline has passed, and stand-ins replace what is
-    /// missing. If so, the driver must call [`Self::observe`] before [`Self::timeout`], so that the links'
-    /// counters are up to date.
+    /// Whether updates that are being sent end now, because the deadline has passed and stand-ins replace
+    /// missing bytes. If so, the driver must call [`Self::observe`] before [`Self::timeout`], so that the
+    /// links' counters are up to date.
     pub fn ends_updates(&self, now: Time) -> bool {
         self.config.stand_in.is_some() && self.round.as_ref().is_some_and(|round| round.is_overdue(now))
     }

@@ -61,7 +61,7 @@ impl ServerMachine for TaskServer {
         let Some(member) = self.roster.member_mut(sender) else { return };
         member.own.returning.clear();
         let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
-        self.room.retain(|(_, waiting)| *waiting != sender);
+        self.waiting.retain(|(_, waiting)| *waiting != sender);
         let mut freed = 0;
         for &number in &tasks {
             let Some(part) = self.part(number, sender) else { continue };
@@ -71,13 +71,13 @@ impl ServerMachine for TaskServer {
                 continue;
             }
             let began =
-                part.known && (part.stage == Stage::Sending || part.incoming.reassembly().bytes() > 0);
+                part.task_offered && (part.stage == Stage::Sending || part.incoming.reassembly().bytes() > 0);
             let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
             way.resumed += u32::from(began);
             (part.stage, part.away) = (Stage::Queued, Some(now));
             // Bytes that have arrived are kept, but the staging memory is freed: the result asks for it again
             // when the member is back.
-            freed += std::mem::take(&mut part.room);
+            freed += std::mem::take(&mut part.staged_bytes);
             self.look_later(number);
         }
         self.staged = self.staged.saturating_sub(freed);
@@ -171,8 +171,8 @@ impl TaskServer {
             let Some(part) = self.part(number, sender) else { continue };
             part.away = None;
             if !same && part.stage != Stage::Staged {
-                let (begun, room) = (part.is_begun(), std::mem::take(&mut part.room));
-                (part.known, part.answer, part.incoming) = (false, None, Incoming::new(0));
+                let (begun, room) = (part.is_begun(), std::mem::take(&mut part.staged_bytes));
+                (part.task_offered, part.answer, part.incoming) = (false, None, Incoming::new(0));
                 part.judgement = part.judgement.outdated();
                 if begun {
                     self.roster.want(TaskAction::Discard { task: number, sender });
@@ -188,7 +188,7 @@ impl TaskServer {
     fn wanted(&mut self, now: Time, link: LinkId, sender: u32, number: u32, wanted: &Ranges) {
         let Some(part) = self.part(number, sender) else { return self.unknown(link, number) };
         if part.stage <= Stage::Sending {
-            (part.stage, part.known) = (Stage::Sending, true);
+            (part.stage, part.task_offered) = (Stage::Sending, true);
             part.out.grant(wanted);
             self.unqueue(sender, number);
             self.watch(now, link, sender);
@@ -206,7 +206,7 @@ impl TaskServer {
         if part.stage >= Stage::Working {
             return;
         }
-        (part.stage, part.known) = (Stage::Working, true);
+        (part.stage, part.task_offered) = (Stage::Working, true);
         part.down.retransmitted(again);
         if bytes > 0 {
             part.down.receive = Some(on_our_clock(at, offset, Span { start: started, end: now }));
@@ -266,7 +266,8 @@ impl TaskServer {
         }
         let wanted = self.part(number, sender).filter(|part| part.stage == Stage::Sending).and_then(|part| {
             part.sent_at = now;
-            // A task that was offered as pushed waited for its turn, so nothing was sent of it yet.
+            // The task's chunks should have followed its Offer, but the link was busy. So send all of them
+            // now.
             if part.out.is_sending() {
                 Some(Ranges::full(total))
             } else {

@@ -19,7 +19,7 @@ impl TaskServer {
         let Some(task) = self.tasks.get(&number) else { return self.unknown(link, number) };
         // A member may not offer a result of a task that it was never given. Otherwise it could have more
         // results open than `ahead` allows.
-        let given = task.parts.get(&sender).filter(|part| part.known);
+        let given = task.parts.get(&sender).filter(|part| part.task_offered);
         let Some(part) = given else { return self.unknown(link, number) };
         let (base, fold) = (task.plan.layout.clone(), task.plan.fold.clone());
         let (before, on_its_way) = (part.answer.clone(), part.stage >= Stage::Offered);
@@ -41,7 +41,7 @@ impl TaskServer {
         if part.answer.is_none() {
             part.incoming = Incoming::new(answer.layout.bytes());
         }
-        (part.answer, part.offered, part.known) = (Some(answer), true, true);
+        (part.answer, part.offered, part.task_offered) = (Some(answer), true, true);
         part.stage = Stage::Offered;
         self.unqueue(sender, number);
         self.watch(now, link, sender);
@@ -92,7 +92,7 @@ impl TaskServer {
 
     /// Queues an offered result until there is staging memory for it.
     fn take(&mut self, now: Time, number: u32, sender: u32) {
-        self.room.push_back((number, sender));
+        self.waiting.push_back((number, sender));
         self.make_room(now);
     }
 
@@ -129,17 +129,17 @@ impl TaskServer {
     pub(super) fn make_room(&mut self, now: Time) {
         let (mut granted, mut full) = (Vec::new(), false);
         let (tasks, staged, staging) = (&mut self.tasks, &mut self.staged, self.config.staging);
-        self.room.retain(|&(number, sender)| {
+        self.waiting.retain(|&(number, sender)| {
             let Some(task) = tasks.get_mut(&number) else { return false };
             let folds = task.plan.fold.is_some();
             let Some(part) = task.parts.get_mut(&sender) else { return false };
             let bytes = part.incoming.reassembly().total();
-            if folds && part.room == 0 {
+            if folds && part.staged_bytes == 0 {
                 full |= *staged > 0 && staged.saturating_add(bytes) > staging;
                 if full {
                     return true;
                 }
-                part.room = bytes;
+                part.staged_bytes = bytes;
                 *staged += bytes;
             }
             granted.push((number, sender));
@@ -153,7 +153,7 @@ impl TaskServer {
     /// Frees the staging memory that a result had, and removes it from the queue.
     pub(super) fn release(&mut self, number: u32, sender: u32, room: u64) {
         self.staged = self.staged.saturating_sub(room);
-        self.room.retain(|waiting| *waiting != (number, sender));
+        self.waiting.retain(|waiting| *waiting != (number, sender));
     }
 
     fn grant(&mut self, now: Time, number: u32, sender: u32) {
@@ -253,8 +253,8 @@ impl TaskServer {
         }
     }
 
-    /// Sets the link's timer to the first time at which the wait for chunks after an End of one of its
-    /// results is over.
+    /// Sets the link's timer. After an End, the server waits some time for late chunks; the timer fires at
+    /// the end of the first such wait.
     fn wake_to_settle(&mut self, link: LinkId, sender: u32) {
         let Some(member) = self.roster.member(sender) else { return };
         let settles = |number: &u32| self.tasks.get(number)?.parts.get(&sender)?.incoming.settle();

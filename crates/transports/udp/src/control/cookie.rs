@@ -17,7 +17,8 @@ use thalweg_wire::limits;
 
 use super::packet::{Cookie, Id, Proof};
 
-/// How long a cookie is valid: the time in which one message is answered. A peer that comes later gets a new one.
+/// How long a cookie is valid: long enough for the answer to one message. After that, the listener sends a
+/// new cookie.
 pub(crate) const VALID: Duration = limits::ANSWERED;
 const TIME_BYTES: usize = 8;
 
@@ -41,12 +42,12 @@ impl Cookies {
         cookie
     }
 
-    /// Whether this is a cookie of the peer, and not too old.
+    /// Whether this listener made the cookie for this peer and stream, and the cookie has not expired.
     pub(crate) fn check(&self, now: Duration, peer: SocketAddr, id: &Id, cookie: &Cookie) -> bool {
         let made = made(cookie);
         let fresh = made <= now && now - made <= VALID;
-        // Making the cookie again compares 16 of the 32 bytes, which `hmac::verify` does not offer. The
-        // comparison takes the same time wherever the bytes differ.
+        // Compare with a cookie made anew: `hmac::verify` cannot check a MAC of which only 16 of 32 bytes are
+        // sent. The comparison takes the same time wherever the bytes differ.
         let expected = self.make(made, peer, id);
         let different = expected.iter().zip(cookie).fold(0, |sum, (a, b)| sum | (a ^ b));
         fresh && different == 0

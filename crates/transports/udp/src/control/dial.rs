@@ -1,4 +1,4 @@
-//! The connecting side: a socket of its own for one control stream.
+//! The connecting side. Each control stream has its own socket.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,17 +16,18 @@ use super::pipe::{Line, Path, Pipe, Socket};
 use crate::moving::PeerAddress;
 
 const CONNECT: &str = "connect";
-/// So many answers must say that the port is closed, and no packet of the peer may come for at least
-/// [`GONE`], until the peer's program counts as ended.
+/// The peer's program counts as ended after this many ICMP messages that its port is closed, if no packet of
+/// the peer has arrived for at least [`GONE`].
 const CLOSED: u32 = 3;
-/// The least time without a packet of the peer after which answers that its port is closed count. Anybody can
-/// forge such an answer (RFC 5927, section 4), but not the peer's silence.
+/// Minimum time without a packet of the peer before the ICMP messages count. Anybody can forge such a message
+/// (RFC 5927, section 4), but not the peer's silence.
 const GONE: Duration = Duration::from_secs(1);
 
-/// Begins a control stream to `to`. It asks the listener until that answers, for as long as the line exists.
+/// Begins a control stream to `to`. It repeats its first packet until the listener answers or the line is
+/// dropped.
 ///
 /// # Errors
-/// Those of the system, for a socket of this machine.
+/// The system's error if it makes no socket.
 pub(crate) async fn begin(to: SocketAddr) -> Result<(Line, Arc<Pipe>)> {
     let failed = |e: io::Error| Error::io(CONNECT, format!("a UDP socket to {to}"), &e);
     let any = match to.ip() {
@@ -59,7 +60,7 @@ impl Drop for Ends {
     }
 }
 
-/// Gives what arrives to the stream.
+/// Passes packets that arrive to the stream.
 async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
     let mut buffer = [0; LONGEST + 1];
     let mut closed = 0;
@@ -79,14 +80,15 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
                     return;
                 }
             }
-            // The system reports a problem of the network, which may pass. Read on.
+            // The system reports a network problem, which may be temporary. Read on.
             Err(_) => tokio::task::yield_now().await,
         }
     }
 }
 
-/// Whether the peer's program has ended: so many answers say that its port is closed, and it has been silent for
-/// so long, beside the round trip. A peer of which this end expects nothing may well be silent.
+/// Whether the peer's program has ended. `closed` is the number of ICMP messages that its port is closed.
+/// `unanswered` is the time that the peer has been silent, and the round trip; `None` if this end expects no
+/// packet, since then the silence means nothing.
 fn is_gone(closed: u32, unanswered: Option<(Duration, Duration)>) -> bool {
     closed >= CLOSED && unanswered.is_some_and(|(silent, trip)| silent >= limits::silence(GONE, trip))
 }
@@ -102,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// Anybody can send a few ICMP messages with a false source address.
+    /// Anybody can send ICMP messages with a false source address, so a few of them must not end a stream.
     #[test]
     fn forged_answers_end_no_stream_whose_peer_speaks() {
         let [millis, second] = [1, 1_000].map(Duration::from_millis);

@@ -20,13 +20,14 @@ use super::pipe::{Line, Path, Pipe, Socket};
 use crate::moving::PeerAddress;
 
 const LISTEN: &str = "listen";
-/// Streams that may wait for their handshake. The first packets of further ones are dropped, and come again.
+/// Maximum number of streams that wait for their handshake. The first packets of further streams are dropped;
+/// their peers repeat them.
 const MAX_NEW: usize = 512;
-/// Streams that this end has closed, and that wait until their peers have the last bytes. If there would be more,
-/// the one that was closed first gives up: a peer that was not let in must not take memory without limit.
+/// Maximum number of closed streams that wait until their peers have acknowledged the last bytes. Beyond that
+/// the stream that was closed first is dropped, so that refused peers cannot use up memory.
 const MAX_CLOSED: usize = 1024;
-/// Ids of streams that are over, which are remembered while a cookie of theirs may be valid. Beyond that number
-/// the oldest are forgotten.
+/// Maximum number of ended streams whose ids are remembered, each while its cookie may still be valid. Beyond
+/// that the oldest are forgotten.
 const MAX_OVER: usize = 4096;
 /// Receive buffers of one system call, and the bytes of each. GRO may join several packets in one.
 const SLOTS: usize = 8;
@@ -39,8 +40,8 @@ pub(crate) type Newcomer = (Line, String);
 #[derive(Default)]
 struct Streams {
     live: HashMap<Id, Arc<Pipe>>,
-    /// Ids of streams that are over, and when they ended, in order. A late packet with a valid cookie begins no
-    /// second stream.
+    /// Ids of ended streams, with the time of their end, in order. So a late packet with a valid cookie
+    /// begins no second stream.
     over: VecDeque<(Duration, Id)>,
 }
 
@@ -61,8 +62,8 @@ impl Streams {
     }
 }
 
-/// The socket, and the task that reads it. Dropping this ends the task: no stream begins any more, and those that
-/// go on break, because nobody reads their packets.
+/// The socket, and the task that reads it. Dropping this ends the task, so no new stream begins. Running
+/// streams break, since nobody reads their packets.
 pub(crate) struct Hub {
     /// The socket's address.
     #[cfg(test)]
@@ -74,16 +75,17 @@ pub(crate) struct Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.task.abort();
-        // A stream that waits for its last bytes to be acknowledged would keep the port in use.
+        // Break the streams now: one that still waits for an ACK of its last bytes would keep the port in
+        // use.
         let pipes: Vec<Arc<Pipe>> = lock(&self.pipes).live.values().cloned().collect();
         pipes.iter().for_each(|pipe| pipe.fail(io::ErrorKind::ConnectionAborted));
     }
 }
 
-/// Listens at `at`. The new streams come out of the returned receiver.
+/// Listens at `at`. The returned receiver yields the new streams.
 ///
 /// # Errors
-/// Those of binding the socket.
+/// The system's error for binding the socket.
 pub(crate) fn open(at: SocketAddr) -> Result<(Hub, mpsc::Receiver<Newcomer>)> {
     let failed = |e: io::Error| Error::io(LISTEN, format!("a UDP socket at {at}"), &e);
     let bound = std::net::UdpSocket::bind(at).map_err(failed)?;
@@ -128,7 +130,7 @@ impl Desk {
     async fn read(self) {
         let mut buffer = vec![0; SLOTS * SLOT];
         loop {
-            // An error reports an ICMP message about an earlier packet. The next call reads again.
+            // Ignore an error: an ICMP message about an earlier packet caused it. The next call reads again.
             let _ = self.socket.socket.readable().await;
             let mut metas = [RecvMeta::default(); SLOTS];
             let mut slices: [IoSliceMut; SLOTS] = {
@@ -210,7 +212,7 @@ impl Desk {
     }
 }
 
-/// Breaks the stream that was closed first, if [`MAX_CLOSED`] streams are closed and not over.
+/// Breaks the stream that was closed first, if [`MAX_CLOSED`] closed streams still wait for ACKs.
 fn give_up_oldest(pipes: &HashMap<Id, Arc<Pipe>>) {
     if pipes.len() < MAX_CLOSED {
         return;

@@ -1,10 +1,10 @@
-//! The control stream of a link over datagrams: what the TCP connection of a link carries, for paths where TCP
-//! does not pass, or loses too much to get on.
+//! The control stream of a link, over datagrams. It replaces the TCP control connection on paths that block
+//! TCP, or lose so many packets that TCP makes no progress.
 //!
-//! 1. The connecting end sends an open with a random id, again and again.
+//! 1. The connecting end sends an open with a random id, and repeats it.
 //! 2. The listener answers with a [cookie] and keeps nothing.
-//! 3. The connecting end sends its first segments, with the cookie, which shows that it receives at its address.
-//!    Only now the listener makes its end of the [stream].
+//! 3. The connecting end sends its first segments, with the cookie, which shows that it receives at its
+//!    address. Only now does the listener make its end of the [stream].
 //!
 //! A packet of the stream that comes from another address is answered by a challenge. The listener's end takes the
 //! address as the peer's after the [answer](crate::moving) from there.

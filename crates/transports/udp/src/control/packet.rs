@@ -7,9 +7,10 @@
 //! | 5 | kind | 1 open, 2 retry, 3 first, 4 segment, 5 reset, 6 challenge, 7 answer |
 //! | 6 | | 2 bytes, 0 |
 //! | 8 | id | 16 random bytes that the connecting end chooses |
-//! | 24 | | what the kind adds |
+//! | 24 | | the content of this kind |
 //!
-//! - *open*: the sender's time (u32, microseconds), then zeros, so that the answer is not longer.
+//! - *open*: the sender's time (u32, microseconds), then zeros, so that the answer is no longer than the
+//!   open.
 //! - *retry*: the time of the open that it answers, then a [cookie](super::cookie).
 //! - *first*: a cookie, then a segment.
 //! - *segment*: [`Segment`].
@@ -18,9 +19,9 @@
 //!   peer receives there.
 //! - *answer*: the cookie of the challenge, then a [proof](super::cookie::proof) of 16 bytes.
 
-/// Identifies a control stream. Nobody who does not see its packets can guess the id.
+/// Identifies a control stream. Only somebody who sees its packets knows the id.
 pub(crate) type Id = [u8; 16];
-/// A proof of the listener that the sender receives at its address.
+/// The listener's proof that the peer receives at its address.
 pub(crate) type Cookie = [u8; COOKIE_BYTES];
 
 /// A proof that the answer to a challenge comes from the peer.
@@ -47,12 +48,12 @@ pub(crate) const LONGEST: usize = PREFIX_BYTES + COOKIE_BYTES + SEGMENT_BYTES + 
 /// |---|---|---|
 /// | 0 | offset | u64: place of the first byte in the stream |
 /// | 8 | ack | u64: all bytes before this one have arrived |
-/// | 16 | window | u32: bytes after `ack` that the sender takes |
+/// | 16 | window | u32: bytes after `ack` that the sender of the packet accepts (its receive window) |
 /// | 20 | time | u32: the sender's time in microseconds, modulo 2^32 |
 /// | 24 | echo | u32: the time of the packet that this one answers |
-/// | 28 | sent | u32: packets with bytes that the sender has sent, with this one |
+/// | 28 | sent | u32: packets with bytes that the sender has sent, including this one |
 /// | 32 | seen | u32: the greatest `sent` that has arrived |
-/// | 36 | received | u32: packets with bytes that have arrived, also those that came twice |
+/// | 36 | received | u32: packets with bytes that have arrived, duplicates included |
 /// | 40 | flags | bit 0: the stream ends at `offset`; bit 1: `echo` is set |
 /// | 41 | ranges | number of ranges, at most 4 |
 /// | 42 | | each range: u32 start, counted from `ack`, and u32 length; then the bytes |
@@ -261,7 +262,7 @@ mod tests {
         }
     }
 
-    /// So a stranger with a false source address cannot use the listener to multiply what it sends.
+    /// So a stranger with a false source address cannot use the listener as an amplifier.
     #[test]
     fn no_answer_to_a_stranger_is_longer_than_the_question() {
         let length = |packet: &Packet<'_>| packet.encode(&ID).len();

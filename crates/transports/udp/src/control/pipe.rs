@@ -26,15 +26,15 @@ use crate::moving::{follow_route, PeerAddress};
 /// Maximum number of packets that one event sends, so that one stream does not hold up the
 /// others of its thread.
 const AT_ONCE: usize = 64;
-/// The least time for which a closed stream waits for the peer to have received its last bytes.
+/// Minimum time that a closed stream waits for the ACK of its last bytes.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// A closed stream waits no longer than this, or than eight round trips if they take longer. A peer that goes on
-/// sending, and acknowledges nothing, would otherwise hold the stream, and a program that closes it, for ever.
+/// Maximum of that time, or eight round trips if they take longer. Otherwise a peer that sends but
+/// acknowledges nothing would hold the stream, and the program that closes it, for ever.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(16);
 /// Pause between two looks at the route to the peer, while it does not answer.
 const LOOKING: Duration = Duration::from_millis(250);
 
-/// A UDP socket with what the system offers for it.
+/// A UDP socket, and what the system supports on it.
 pub(crate) struct Socket {
     pub socket: UdpSocket,
     pub state: UdpSocketState,
@@ -69,14 +69,14 @@ pub(crate) struct Path {
     pub src_ip: Option<IpAddr>,
 }
 
-/// How far the connecting end is.
+/// How far the handshake of the connecting end has come.
 #[derive(Debug, Clone, Copy)]
 enum Opening {
-    /// It asks for a cookie. It asked at this time, and so many times before.
+    /// It asks for a cookie: the time of the last open, and the number of opens before it.
     Asking(Duration, u32),
-    /// It shows its cookie in each packet, until the listener answers.
+    /// It sends its cookie in each packet, until the listener answers.
     Showing(Cookie),
-    /// The listener has answered. A listener's own end begins so.
+    /// The listener has answered. The listener's end begins in this state.
     Done,
 }
 
@@ -103,12 +103,12 @@ struct Inside {
     looked: Duration,
     /// Why the stream broke.
     broken: Option<io::ErrorKind>,
-    /// This end has closed the stream, at that time.
+    /// When this end closed the stream; `None` if it has not.
     shut: Option<Duration>,
     /// The task has ended.
     over: bool,
     reader: Option<Waker>,
-    /// Wakers of tasks that wait for room, for the peer's end, or for the end of all.
+    /// Wakers of tasks that wait for room, for the peer to end its direction, or for the end of the stream.
     waiters: Vec<Waker>,
 }
 
@@ -132,7 +132,7 @@ impl Pipe {
         pipe
     }
 
-    /// The listener's end, for a peer that has shown a cookie of this age.
+    /// The listener's end, for a peer that has returned a cookie after `age`.
     pub(crate) fn accepted(id: Id, path: Path, age: Duration) -> Arc<Self> {
         Self::new(id, path, Opening::Done, Some(age))
     }
@@ -306,7 +306,7 @@ impl Pipe {
                 inside.stream.measured(now, trip);
                 inside.opening = Opening::Showing(*cookie);
             }
-            // The cookie got too old on the way.
+            // The old cookie expired on the way.
             (Packet::Retry { cookie, .. }, Opening::Showing(_)) => {
                 inside.opening = Opening::Showing(*cookie);
             }
@@ -333,8 +333,8 @@ impl Pipe {
         self.changed.notify_one();
     }
 
-    /// How long the peer has been silent although this end waits for an answer; `None` if it waits for none.
-    /// Beside it, the round trip.
+    /// How long the peer has been silent although this end waits for an ACK, and the round trip; `None` if
+    /// this end waits for no ACK.
     pub(crate) fn unanswered(&self) -> Option<(Duration, Duration)> {
         let (inside, now) = (self.inside(), self.now());
         let silent = now.saturating_sub(inside.stream.heard_at());
@@ -350,14 +350,14 @@ impl Pipe {
         self.changed.notify_one();
     }
 
-    /// When this end closed the stream, if the stream goes on because the peer lacks its last bytes.
+    /// When this end closed the stream, if the stream still waits for the ACK of its last bytes.
     pub(crate) fn closed_at(&self) -> Option<Instant> {
         let inside = self.inside();
         let shut = inside.shut.filter(|_| inside.broken.is_none() && !inside.over)?;
         Some(self.origin + shut)
     }
 
-    /// Keeps the stream going, until it has ended or broken.
+    /// Sends and retransmits until the stream has ended or broken.
     pub(crate) async fn run(&self) {
         while let Some(due) = self.step() {
             let (timed, at) = (due.is_some(), self.origin + due.unwrap_or_default());
@@ -387,7 +387,7 @@ impl Pipe {
         let delivered = inside.stream.is_delivered();
         let both = delivered && inside.stream.peer_has_ended();
         let late = until.is_some_and(|until| now >= until);
-        // A closed stream that never met its peer has nothing to say to it.
+        // The stream was closed before the listener answered, so nothing was sent that needs an ACK.
         let unmet = inside.shut.is_some() && matches!(inside.opening, Opening::Asking(..));
         if inside.broken.is_some() || both || late || unmet {
             inside.over = true;
@@ -414,7 +414,7 @@ impl Pipe {
     }
 }
 
-/// When a stream that was closed at `shut` gives up the bytes that the peer has not acknowledged.
+/// When a stream that was closed at `shut` stops waiting for the ACK of its last bytes.
 fn farewell_ends(shut: Duration, heard_at: Duration, round_trip: Duration) -> Duration {
     let silent = shut.max(heard_at) + limits::silence(FAREWELL, round_trip);
     silent.min(shut + 2 * limits::silence(LONGEST_FAREWELL / 2, round_trip))

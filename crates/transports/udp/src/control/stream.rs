@@ -1,11 +1,11 @@
-//! A stream of bytes over datagrams, in order and without gaps, made for paths with much loss. Does no I/O.
+//! A reliable byte stream over datagrams, made for paths with much loss. Does no I/O.
 //!
-//! - A segment that is not acknowledged is sent again at a steady pace. The pause follows the path's round trip
-//!   and the measured loss: about as many copies go out in a round trip as it takes for one to arrive. While
-//!   nothing comes from the peer, the pause grows slowly, and never beyond a round trip or [`RAREST`].
-//! - The congestion window follows the delay, not the loss: it grows until the round trip gets longer.
-//! - A reader that takes much gets a larger receive window. A peer that is not let in yet sends little, so it
-//!   holds little memory.
+//! - A segment that is not acknowledged is retransmitted at a steady pace. The pause follows the RTT and the
+//!   measured loss rate: in a round trip it sends about as many copies as are needed for one to arrive. While
+//!   the peer is silent, the pause grows slowly, up to a round trip or [`RAREST`], whichever is longer.
+//! - The congestion window follows delay, not loss: it grows until the RTT rises.
+//! - The receive window grows when the reader has read a whole window. So an unauthenticated peer, which
+//!   sends little, uses little memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,38 +16,38 @@ use super::packet::{Segment, MOST, RANGES};
 
 /// Bytes that may wait to be sent or acknowledged.
 const CAPACITY: usize = 256 << 10;
-/// First receive window, and the largest.
+/// Initial and maximum receive window, in bytes.
 const WINDOW: (u32, u32) = (32 << 10, 1 << 20);
-/// First congestion window, the least, and the largest, in bytes.
+/// Initial, minimum and maximum congestion window, in bytes.
 const CONGESTION: (usize, usize, usize) = (16 << 10, 4 << 10, 1 << 20);
-/// The shortest pause between two copies of a segment.
+/// Minimum pause between two copies of a segment.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// The longest pause, except on paths whose round trip is longer.
+/// Maximum pause between two copies, or the RTT if that is longer.
 pub(crate) const RAREST: Duration = Duration::from_millis(250);
-/// Pause after the first packet on a path that is not measured.
+/// Pause after the first packet, before there is an RTT sample.
 pub(crate) const UNMEASURED: Duration = Duration::from_millis(50);
-/// Time that the peer may need to answer, beside the path.
+/// Time that the peer may take to answer, in addition to the RTT.
 const BUSY: Duration = Duration::from_millis(5);
-/// Copies go out so often that one arrives in a round trip with this probability or more, in per cent.
+/// Per cent. In a round trip, so many copies are sent that at least one arrives with this probability.
 const ARRIVES: f64 = 95.0;
 /// Maximum number of copies in a round trip.
 const COPIES: u32 = 16;
-/// Segments that are sent again at a time. While the peer is silent, only one is.
+/// Maximum number of segments that are retransmitted at a time. While the peer is silent, it is one.
 const TOGETHER: usize = 4;
-/// After so many repetitions without a packet from the peer, the peer counts as silent.
+/// Number of retransmissions without any packet from the peer after which the peer counts as silent.
 const SILENT: u32 = 4;
-/// A segment is lost if one that was sent so many packets later has arrived.
+/// Packet threshold (RFC 9002, 6.1.1): a segment is lost if one that was sent this many packets later has
+/// arrived.
 const OVERTAKEN: u32 = 3;
-/// Packets over which the loss is averaged.
+/// Number of packets over which the loss rate is averaged.
 const AVERAGED: f64 = 64.0;
 /// The least time without a packet of the peer after which a connecting end sends one without bytes. By it a listener
 /// whose packets go to an old address finds the other one. In an established session heartbeats come more often.
 const ALIVE: Duration = Duration::from_secs(3);
-/// How long the least round trip counts. After that a longer one is taken, because the route may have
-/// changed.
+/// How long a minimum RTT is valid. After that a longer RTT replaces it, because the route may have changed.
 const LEAST_TRIP: Duration = Duration::from_secs(10);
 
-/// A pause that grows slowly with the number of repetitions that got no answer.
+/// The pause, 10 % longer for each unanswered retransmission.
 pub(crate) fn slower(pause: Duration, unanswered: u32, most: Duration) -> Duration {
     pause.mul_f64(1.1_f64.powi(unanswered.min(100) as i32)).min(most)
 }
@@ -61,7 +61,7 @@ struct Flight {
     number: u32,
     /// How often it was sent again.
     times: u32,
-    /// It was overtaken and is to be sent again now.
+    /// It was overtaken, so it must be retransmitted now.
     lost: bool,
 }
 
@@ -73,7 +73,7 @@ struct Trip {
     least: (Duration, Duration),
 }
 
-/// One end of a stream. Times are counted from any fixed moment.
+/// One end of a stream. Times are relative to a fixed moment, which the caller chooses.
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// Bytes from `acked` on.
@@ -82,20 +82,20 @@ pub(crate) struct Stream {
     /// Place of the first byte that was never sent.
     next: u64,
     flights: BTreeMap<u64, Flight>,
-    /// Where this end's direction ends, once it writes no more. The end counts as one byte.
+    /// Where this end's direction ends, once it is closed. The end counts as one byte, as TCP's FIN does.
     last: Option<u64>,
-    /// Place up to which the peer takes bytes.
+    /// End of the peer's receive window.
     peer_limit: u64,
     congestion: usize,
     /// When the congestion window may shrink again.
     shrinks: Duration,
     trip: Option<Trip>,
-    /// Packets with bytes that were sent, and those sent again.
+    /// Number of packets with bytes that were sent, and of retransmissions among them.
     sent: u32,
     repeated: u64,
-    /// Packets with bytes that the peer says it has seen and received.
+    /// The peer's last counts `seen` and `received`; see [`Segment`].
     peer_counts: (u32, u32),
-    /// Packets with bytes, and how many of them were lost, averaged.
+    /// Recent packets with bytes, and the lost ones among them. Both counts decay, for the loss rate.
     judged: (f64, f64),
     unanswered: u32,
     heard_at: Duration,
@@ -103,7 +103,7 @@ pub(crate) struct Stream {
     incoming: VecDeque<u8>,
     /// Place of the first byte of `incoming`.
     taken: u64,
-    /// Bytes beyond the first gap, by their places.
+    /// Bytes beyond the first gap, by their offsets.
     early: BTreeMap<u64, Vec<u8>>,
     early_bytes: usize,
     /// Where the peer's stream ends, once known.
@@ -114,7 +114,7 @@ pub(crate) struct Stream {
     window: u32,
     window_grows_at: u64,
     offered: u64,
-    /// Greatest number of a packet with bytes from the peer, and how many came.
+    /// The greatest `sent` of the peer's packets with bytes, and how many of these packets have arrived.
     counts: (u32, u32),
     answer: Option<u32>,
     /// When this end last sent a sign of life, if it sends any.
@@ -122,7 +122,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// A stream whose path may have been measured.
+    /// A new stream. `round_trip` is the RTT, if it was measured before.
     pub(crate) fn new(now: Duration, round_trip: Option<Duration>) -> Self {
         let mut stream = Self {
             outgoing: VecDeque::new(),
@@ -160,7 +160,7 @@ impl Stream {
         stream
     }
 
-    /// Takes bytes to be sent. Returns how many: fewer than there are if too many wait already.
+    /// Accepts bytes to be sent, as far as there is room. Returns how many it has accepted.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
         let room = CAPACITY.saturating_sub(self.outgoing.len()).min(bytes.len());
         self.outgoing.extend(&bytes[..room]);
@@ -172,7 +172,7 @@ impl Stream {
         self.outgoing.len() < CAPACITY
     }
 
-    /// Ends this end's direction after the bytes written so far, and takes no more notice of what comes.
+    /// Ends this end's direction after the bytes written so far. From now on, discards the bytes that arrive.
     pub(crate) fn close(&mut self) {
         self.last.get_or_insert(self.acked + self.outgoing.len() as u64);
         self.discards = true;
@@ -192,10 +192,10 @@ impl Stream {
         Some(count)
     }
 
-    /// Notes that the reader has taken bytes, and offers a larger window to a peer that fills it.
+    /// Notes that the reader has read `count` bytes, and doubles the receive window if the peer fills it.
     fn passed(&mut self, count: u64) {
         self.taken += count;
-        // Nobody reads what is discarded, so a peer that goes on sending gets no larger window for it.
+        // Discarded bytes must not enlarge the window: nobody reads them.
         if !self.discards && self.taken >= self.window_grows_at {
             self.window = (2 * self.window).min(WINDOW.1);
             self.window_grows_at = self.taken + u64::from(self.window);
@@ -245,7 +245,7 @@ impl Stream {
         self.end.is_some()
     }
 
-    /// Whether everything that was written has arrived, and the end of this direction too.
+    /// Whether the peer has acknowledged all bytes, and the end of this direction.
     pub(crate) fn is_delivered(&self) -> bool {
         self.last.is_some_and(|last| self.acked > last)
     }
@@ -260,7 +260,7 @@ impl Stream {
         self.repeated
     }
 
-    /// When the peer was last heard.
+    /// When the last packet of the peer arrived.
     pub(crate) fn heard_at(&self) -> Duration {
         self.heard_at
     }
@@ -269,13 +269,13 @@ impl Stream {
         self.taken + self.incoming.len() as u64
     }
 
-    /// Handles a packet of the peer. Ignores what no honest peer sends.
+    /// Handles a packet of the peer. Ignores values that no honest peer sends.
     pub(crate) fn handle(&mut self, now: Duration, segment: &Segment, bytes: &[u8]) {
         self.heard_at = now;
         self.unanswered = 0;
         if let Some(echo) = segment.echo {
             let sample = Duration::from_micros(u64::from(clock(now).wrapping_sub(echo)));
-            // Times count from the stream's beginning, so an honest peer cannot return a greater one.
+            // The echoed time is not in the future, unless the peer lies.
             if sample <= now {
                 self.measured(now, sample);
             }
@@ -316,8 +316,8 @@ impl Stream {
             return;
         };
         if offset > reached {
-            // Few short segments are kept, so that many small ones do not take memory beyond their bytes. An
-            // honest peer's segments are full, except the last of each write.
+            // Limit the number of short segments, since each costs memory besides its bytes. An honest peer's
+            // segments are full, except the last of each write.
             let room = self.early_bytes + bytes.len() <= self.window as usize;
             if room && self.early.len() < self.window as usize / 256 && !self.early.contains_key(&offset) {
                 self.early_bytes += bytes.len();
@@ -421,7 +421,7 @@ impl Stream {
         }
     }
 
-    /// The pause before a segment is sent again that was sent again so many times.
+    /// The pause before a segment is retransmitted, after `times` retransmissions.
     fn pause(&self, times: u32) -> Duration {
         let Some(trip) = self.trip else { return slower(UNMEASURED, times, RAREST) };
         let whole = trip.smoothed + (4 * trip.variation).max(BUSY);
@@ -476,7 +476,7 @@ impl Stream {
         !self.flights.is_empty()
     }
 
-    /// The oldest segment that is to be sent again: its place, its length, and how often it was sent again.
+    /// The oldest segment to retransmit now: its offset, its length, and how often it was retransmitted.
     fn due(&mut self, now: Duration) -> Option<(u64, usize, u32)> {
         let oldest = self.flights.iter().take(self.together());
         let lost = self.flights.iter().filter(|(_, flight)| flight.lost);
@@ -486,13 +486,13 @@ impl Stream {
         Some((offset, flight.length, flight.times.saturating_add(1)))
     }
 
-    /// A segment of bytes that were never sent, as far as the windows permit.
+    /// A segment of new bytes, as far as both windows permit.
     fn fresh(&mut self) -> Option<(u64, usize, u32)> {
         let written = self.last.unwrap_or(self.acked + self.outgoing.len() as u64);
         let in_flight: usize = self.flights.values().map(|flight| flight.length).sum();
         let permitted = self.congestion.saturating_sub(in_flight) as u64;
         let allowed = match self.peer_limit.saturating_sub(self.next) {
-            // The packet that opens the peer's window again may have been lost. So one byte asks for it.
+            // The packet that reopens the peer's window may have been lost. So probe with one byte.
             0 => u64::from(self.flights.is_empty()),
             open => open.min(permitted),
         };

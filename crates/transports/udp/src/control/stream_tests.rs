@@ -18,14 +18,14 @@ mod moving;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How the network treats packets, alike in both directions.
+/// How the network treats packets. It is the same in both directions.
 #[derive(Debug, Clone, Copy)]
 struct Network {
     loss: f64,
-    /// Part of the packets that arrive twice.
+    /// Fraction of the packets that arrive twice.
     twice: f64,
     one_way: Duration,
-    /// Packets are late by up to this much more, so that they overtake each other.
+    /// Maximum extra delay of a packet. It makes packets overtake each other.
     jitter: Duration,
 }
 
@@ -167,7 +167,7 @@ fn text(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| rng.draw() as u8).collect()
 }
 
-/// The bytes of a handshake under TLS and a greeting, in each direction.
+/// About the bytes of a TLS handshake and a first message, in each direction.
 const FEW: usize = 3000;
 
 #[test]
@@ -209,7 +209,7 @@ fn nothing_is_sent_twice_over_a_path_that_loses_nothing_once_that_is_known() {
     );
 }
 
-/// A reader that does not read stops the sender, and the packet that says that it goes on may be lost.
+/// A reader that pauses stops the sender, and the packet that reopens the window may be lost.
 #[test]
 fn a_reader_that_pauses_is_waited_for() {
     let mut world = World::new(Network::new(0.5, Duration::from_millis(5)), 9);
@@ -237,7 +237,7 @@ fn a_reader_that_pauses_is_waited_for() {
     assert_eq!(read, bytes);
 }
 
-/// While a path is down, a packet is sent now and then; when it is back, the stream goes on at once.
+/// While a path is down, a packet is sent now and then. Once the path is back, the stream continues soon.
 #[test]
 fn an_outage_of_minutes_is_a_pause() {
     let mut world = World::new(Network::new(1.0, Duration::from_millis(20)), 5);
