@@ -19,7 +19,7 @@ from docs_api import api
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from thalweg.algorithms import ALGORITHMS, CALLED
+from thalweg.algorithms import ALGORITHMS, FUNCTIONS
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
 from thalweg.cli import app
@@ -30,7 +30,7 @@ from thalweg.models import MODELS
 from thalweg.network import profiles
 from thalweg.plan import Plan, check_transport
 from thalweg.plan.combinations import setting_words
-from thalweg.plan.effects import JOBS, LINES
+from thalweg.plan.effects import EFFECTS, JOBS
 from thalweg.record.rows import TABLES
 from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
 from thalweg.sections.marks import Source, Words
@@ -93,9 +93,9 @@ LEAST: Final[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
 
 def algorithm_shapes() -> str:
     """Return which shapes of jobs can have which algorithm, and why others cannot."""
-    named, called = list(ALGORITHMS.values()), list(CALLED)
+    named, functions = list(ALGORITHMS.values()), list(FUNCTIONS)
     refused = [(f"`{one.name}`", one.refused) for one in named]
-    refused += [(f"`thalweg.{one.name}`", one.refused) for one in called]
+    refused += [(f"`thalweg.{one.name}`", one.refused) for one in functions]
     own = [f"`{one.name}` cannot train an app of one's own: {one.own_apps}." for one in named if one.own_apps]
     return _matrix(refused, list(JOBS), own)
 
@@ -107,7 +107,7 @@ def transport_shapes() -> str:
 
 def compression_shapes() -> str:
     """Return which shapes of jobs can compress in which direction, as plans are checked, and why others cannot."""
-    return _matrix([(f"`{way}`", LINES[f"compression.{way}"].without) for way in ("scheme", "down")], list(JOBS))
+    return _matrix([(f"`{way}`", EFFECTS[f"compression.{way}"].without) for way in ("scheme", "down")], list(JOBS))
 
 
 def _refused(transport: Transport) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from thalweg.algorithms import choco
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RoundError
 from thalweg.graphs import mixing, schedule
-from thalweg.job.graph.iterations import iterate, turns_of
+from thalweg.job.graph.iterations import iterate, iteration_weights_of
 from thalweg.job.graph.peer import Peer
 from thalweg.plan import Plan
 from thalweg.plan.on_graphs import gamma_of, graph_line, schedule_of
@@ -73,9 +73,9 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
         node, arena = nodes[place], arenas[place]
         peer = Peer(arena, Party(arena, targets[place], rate), dict, parameters=VALUES, seed=1)
         swap = choco.Replicas(arena, gamma, compression)
-        turns = turns_of(plan, NAMES, NAMES[place], "metropolis")
+        weights = iteration_weights_of(plan, NAMES, NAMES[place], "metropolis")
         try:
-            for _ in iterate(node, peer, turns, rounds, config=told, tests=lambda _: False, swap=swap):
+            for _ in iterate(node, peer, weights, rounds, config=told, evaluates_after=lambda _: False, swap=swap):
                 pass
         except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             failed.append(error)
@@ -174,9 +174,9 @@ def test_gamma_follows_from_the_gap_and_the_rounding() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"job.wait": "deadline"}, "a difference that is lost is missing for ever"),
-        ({"aggregation.weights": "renormalise"}, "has the weights of the graph"),
-        ({"algorithm.name": "dpsgd", "algorithm.gamma": 0.5}, "algorithm.gamma is of choco"),
+        ({"job.wait": "deadline"}, "a difference that is lost stays missing for ever"),
+        ({"aggregation.weights": "renormalise"}, "needs the weights of the graph"),
+        ({"algorithm.name": "dpsgd", "algorithm.gamma": 0.5}, "algorithm.gamma is for choco"),
         ({"algorithm.gamma": 1.5}, "gamma"),
     ],
 )
@@ -194,7 +194,7 @@ def test_rounding_is_off_by_no_more_than_gamma_takes_it_to_be() -> None:
 
 def test_a_graph_that_changes_is_refused() -> None:
     changing = plan(**{"job.graph": "3-regular,dynamic"})
-    with pytest.raises(PlanError, match="always the same neighbours"):
+    with pytest.raises(PlanError, match="the same neighbours in every iteration"):
         gamma_of(changing, schedule_of(changing))
 
 

@@ -112,17 +112,17 @@ def both_ways(
     with thalweg.Server(
         Uneven(),
         clients=1,
-        compression="int4",
+        compression="int8",
         compression_down="int2",
         record=None if resume else folder / record,
-        resume=folder / record if resume else None,
+        resume=next((folder / record).iterdir()) if resume else None,
     ) as server:
         client = thalweg.Client(
             Uneven(),
             server.address,
             name="one",
             data=(),
-            compression="int4",
+            compression="int8",
             compression_down="int2",
             residual=folder / f"{record}.residual",
         )
@@ -130,7 +130,7 @@ def both_ways(
         thread.start()
         for _ in thalweg.rounds(server, rounds, algorithm=algorithm):
             pass
-        held = server._core.held  # noqa: SLF001 - what a checkpoint has
+        held = server._core.held
         assert held is not None
         values = server.model["w"].copy(), np.asarray(held)[: 4 * VALUES].view(np.float32).copy()
     thread.join()
@@ -168,13 +168,19 @@ def test_ends_that_do_not_agree_are_told_so() -> None:
         ("[compression]\nscheme = 'int3'", "int8, int4, int2, topk:F"),
         ("[compression]\nscheme = 'topk:0'", "int8, int4, int2, topk:F"),
         ("[compression]\nscheme = 'topk:1e-3'", "int8, int4, int2, topk:F"),
-        ("[compression]\nscheme = 'int8'\n[layers.compress]", "both say in how many bits"),
-        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\nspread = true", "scatters neighbours"),
-        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'zero'", "stands in for a model"),
+        ("[compression]\nscheme = 'int8'\n[layers.compress]", "both compress updates"),
+        ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\nspread = true", "scatters neighbouring values"),
+        (
+            "[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'zero'",
+            "replaces lost values by those of a model",
+        ),
         ("[compression]\nscheme = 'int8'\n[repair]\nresend = false\npolicy = 'rescale'", "the next update has"),
-        ("[compression]\nscheme = 'int8'\n[job]\ngoal = 2\n[aggregation]\nstale = 2", "an update that is late"),
-        ("[compression]\nscheme = 'int8'\n[transport]\nurl = 'unifl'", "behind a hole a compressed chunk"),
-        ("[compression]\nscheme = 'int8'\n[job]\ngraph = 'ring'", "layers.compress makes up for"),
+        ("[compression]\nscheme = 'int8'\n[job]\ngoal = 2\n[aggregation]\nstale = 2", "a late update is sent again"),
+        (
+            "[compression]\nscheme = 'int8'\n[transport]\nurl = 'unifl'",
+            "a compressed chunk cannot be decoded behind a hole",
+        ),
+        ("[compression]\nscheme = 'int8'\n[job]\ngraph = 'ring'", "sends later what rounding leaves out"),
         ("[compression]\nscheme = 'powersgd:2'\n[transport]\nurl = 'ltp'", "no room for the factors"),
         ("[compression]\nscheme = 'powersgd:0'", "rank R of matrices from 1 to 64"),
         ("[compression]\nscheme = 'powersgd:65'", "rank R of matrices from 1 to 64"),

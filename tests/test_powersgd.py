@@ -96,7 +96,7 @@ def trained(rounds: int, folder: Path, *, resume: bool = False, record: str = "r
         clients=1,
         compression=f"powersgd:{RANK}",
         record=None if resume else folder / record,
-        resume=folder / record if resume else None,
+        resume=next((folder / record).iterdir()) if resume else None,
     ) as server:
         client = thalweg.Client(
             Random(),
@@ -127,7 +127,7 @@ def test_the_server_gets_what_the_papers_algorithm_gives(tmp_path: Path, rounds:
         np.testing.assert_allclose(model[name], value, atol=2e-3 * np.abs(value).max())
     up = [way for way in last.outcome["transfers"] if way["direction"] == "up"]
     factors = RANK * (6 + 36 + 50 + 40) + 40
-    assert up[0]["wire_bytes"] < 4 * factors + 400
+    assert up[0]["wire_bytes"] < 4 * factors + 700
 
 
 def test_a_client_that_starts_anew_goes_on_with_its_factors(tmp_path: Path) -> None:

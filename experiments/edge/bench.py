@@ -1,4 +1,4 @@
-"""A lab with a server and clients, the programs of one system inside it, and what the system's rounds came to.
+"""Runs one system in a lab with a server and clients, and collects its rounds.
 
 Every system trains the same model on the same data (``app/edge_app/learning.py``). Its server appends a line to a file
 after each round. A round counts if the global model has changed in it.
@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from thalweg.lab import changing
 from thalweg.lab.client import RunningLab, start
@@ -31,40 +31,62 @@ APP: Final = Path(__file__).parent / "app"
 OWN: Final = f"{APP / 'edge_app' / 'own.py'}:App"
 BIN: Final = Path(sys.executable).parent
 PORT: Final = 7070
-# All addresses of a host of the lab, which nothing outside the lab reaches.
+# Listen on all addresses of the lab's host. Nothing outside the lab can reach these.
 ALL: Final = "0.0.0.0"  # noqa: S104 - see above
-# Threads of numerical libraries: clients share the machine's cores.
-ALONE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+# Environment variables of all programs. Each client has one thread, because clients share the machine's cores.
+VARIABLES: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 END_SECONDS: Final = 10.0
-# The accuracy whose time is measured.
+# What is measured is the time until a model has this accuracy.
 TARGET: Final = 0.9
+# Seconds that a round of a Flower app may take if the job has no deadline.
+NO_DEADLINE: Final = 3600.0
+
+
+class RoundLine(TypedDict):
+    """A line of the app's server: when a round ended, its number, and the accuracy and the digest of its model."""
+
+    time: float
+    round: int
+    accuracy: float
+    model: str
+
+
+class RunTable(TypedDict):
+    """What results keep of a run. ``words`` is a line of the main program's log (``Bench.words``)."""
+
+    rounds: int
+    seconds_to_target: float | None
+    seconds_by_round: list[float | None]
+    accuracy: list[float]
+    seconds: float | None
+    words: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a system runs: its rounds and clients, how long it may take, and how long a round waits for a client."""
+    """What a system runs: rounds and clients, how long all of it may take, and how long a round waits for clients."""
 
     rounds: int = 6
     clients: int = 2
     seconds: float = 180.0
-    # Seconds after which a round ends with those that are in; None: it waits for all.
+    # Seconds after which a round ends with the updates that have arrived; None: it waits for all.
     deadline: float | None = None
-    # Seconds that a client may be away.
+    # Seconds that a client with a broken link may take to come back.
     grace: float = 10.0
-    # Units of the model's hidden layer; 3500 have 1 MiB of weights.
+    # Units of the model's hidden layer; with 3500 the model has 1 MiB.
     hidden: int = 3500
 
     @property
     def least(self) -> int:
-        """How many clients a round needs to begin: all, or one if it has a deadline."""
+        """How many clients must be there for a round to begin: all, or one if rounds have a deadline."""
         return self.clients if self.deadline is None else 1
 
 
 @dataclass
-class Ended:
-    """What came of a system's run. ``rounds`` are lines of the app: time, round, accuracy, model."""
+class SystemRun:
+    """A system's run. ``words`` is a line of the main program's log (``Bench.words``)."""
 
-    rounds: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[RoundLine] = field(default_factory=list)
     began: float = 0.0
     ended: float = 0.0
     words: str = ""
@@ -72,9 +94,10 @@ class Ended:
     first: str = ""
 
     @property
-    def done(self) -> list[dict[str, Any]]:
+    def done(self) -> list[RoundLine]:
         """The rounds that changed the model."""
-        seen, kept = {self.first}, []
+        seen = {self.first}
+        kept: list[RoundLine] = []
         for line in self.rounds:
             if line["round"] > 0 and line["model"] not in seen:
                 seen.add(line["model"])
@@ -82,12 +105,12 @@ class Ended:
         return kept
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Return the seconds from the start of the programs until a round's model was so good; None if none was."""
+        """Return the seconds from the start of the programs until a model had this accuracy; None if none had."""
         good = [line["time"] - self.began for line in self.done if line["accuracy"] >= accuracy]
         return min(good) if good else None
 
-    def table(self) -> dict[str, Any]:
-        """Return what results keep."""
+    def table(self) -> RunTable:
+        """Return what results keep of this run."""
         done = self.done
         times = [self.began, *(line["time"] for line in done)]
         return {
@@ -105,7 +128,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 class Bench:
-    """A lab, and the programs that were started in it."""
+    """A lab, and the programs that run in it."""
 
     def __init__(self, lab: RunningLab, folder: Path) -> None:
         """Use ``folder`` for logs and results."""
@@ -114,13 +137,18 @@ class Bench:
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
         self.hidden = 3500
 
+    def start_client(self, number: int, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        """Start the program of a client, counted from 0, on its host."""
+        name = client_name(number)
+        self.start(name, name, arguments, more)
+
     def start(self, name: str, host: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        """Start a program on a host; its output goes into a log of this name."""
+        """Start a program on a host. Its output goes into a log of this name. ``more``: environment variables."""
         place = self.lab.host(host)
         words = command(arguments, namespace=place.namespace, hosts_file=self.lab.hosts_file, parent=os.getpid())
         environment = {
             **os.environ,
-            **ALONE,
+            **VARIABLES,
             "EDGE_HIDDEN": str(self.hidden),
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             **(more or {}),
@@ -132,7 +160,7 @@ class Bench:
             )
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a program and all that it has started."""
+        """Send a signal to a program and to all processes that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.programs[name].pid, number)
 
@@ -158,20 +186,20 @@ class Bench:
         changing.change(self.lab, link, words, direction)
 
     def bytes_of(self, link: str, direction: str, *, out: bool = False) -> int:
-        """Return the bytes that have entered, or left, a direction (ab: up, ba: down) of a link so far."""
+        """Return the bytes that have entered a link's direction (ab: up, ba: down) so far; with ``out``, left it."""
         for line in self.lab.status().links:
             if line.link == link and line.direction == direction:
                 return int(line.bytes_out if out else line.bytes_in)
         raise KeyError(link)
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the lines that the server has written."""
+    def rounds(self) -> list[RoundLine]:
+        """Return the lines that the server has written so far."""
         if not self.output.exists():
             return []
         return [json.loads(line) for line in self.output.read_text().splitlines() if line.endswith("}")]
 
     def words(self, name: str) -> str:
-        """Return the last line of a program's log that says something."""
+        """Return the last line of a program's log that names an error or a round, or else its last line."""
         lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
         telling = [line for line in lines if ("error" in line.lower() or "round" in line.lower()) and "──" not in line]
         return (telling or lines or [""])[-1].strip()[:300]
@@ -179,7 +207,7 @@ class Bench:
 
 @contextmanager
 def lab_of(network: str, clients: int) -> Iterator[RunningLab]:
-    """Make a lab with a star of links that are all as ``network`` says, such as ``rate=20mbit,rtt=40ms``."""
+    """Make a lab: a star whose links are all like ``network``, such as ``rate=20mbit,rtt=40ms``."""
     from thalweg.plan.emulated import network_of
 
     spec = network_of(Plan.of({"job": {"clients": clients}}).merge({"network": network}))
@@ -194,12 +222,23 @@ def lab_of(network: str, clients: int) -> Iterator[RunningLab]:
 def first_model(hidden: int) -> str:
     """Return the digest of the model that the first round begins with."""
     code = "from edge_app import learning; print(learning.digest(learning.new_model()))"
-    environment = {**os.environ, **ALONE, "EDGE_HIDDEN": str(hidden), "PYTHONPATH": str(APP)}
+    environment = {**os.environ, **VARIABLES, "EDGE_HIDDEN": str(hidden), "PYTHONPATH": str(APP)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
+# Starts a system's programs; returns the name of the main one, with whose end the run ends.
 System = Callable[[Bench, Job], str]
+
+
+def client_name(number: int) -> str:
+    """Return the name of a client, counted from 0, and of its host."""
+    return f"client-{number + 1}"
+
+
+def node_config(number: int, job: Job) -> list[str]:
+    """Return the arguments that tell a node of the Flower app its part of the data."""
+    return ["--node-config", f"partition-id={number} num-partitions={job.clients}"]
 
 
 def flower(bench: Bench, job: Job) -> str:
@@ -215,9 +254,7 @@ def flower(bench: Bench, job: Job) -> str:
     bench.start("superlink", "server", link, more)
     for number in range(job.clients):
         start_supernode(bench, number, job)
-    timeout = job.deadline or 3600.0
-    run = [str(BIN / "python"), "-m", "experiments.edge.flwr_run", str(APP), "--run-config"]
-    run += [f"{_config(bench, job)} timeout={timeout}"]
+    run = [str(BIN / "python"), "-m", "experiments.edge.flwr_run", str(APP), *_run_config(bench, job)]
     bench.start("app", "server", run, {**more, "PYTHONPATH": str(APP.parent.parent.parent)})
     return "app"
 
@@ -225,15 +262,17 @@ def flower(bench: Bench, job: Job) -> str:
 def start_supernode(bench: Bench, number: int, job: Job) -> None:
     """Start one of Flower's SuperNodes on its client's host."""
     node = [str(BIN / "flower-supernode"), "--insecure", "--superlink", "server:9092"]
-    node += ["--host", "127.0.0.1", "--port", "9094"]
-    node += ["--node-config", f"partition-id={number} num-partitions={job.clients}"]
+    node += ["--host", "127.0.0.1", "--port", "9094", *node_config(number, job)]
     home = bench.folder / f"home-{number}"
     home.mkdir(exist_ok=True)
-    bench.start(f"client-{number + 1}", f"client-{number + 1}", node, {"FLWR_HOME": str(home)})
+    bench.start_client(number, node, {"FLWR_HOME": str(home)})
 
 
-def _config(bench: Bench, job: Job) -> str:
-    return f'num-server-rounds={job.rounds} clients={job.clients} least={job.least} output="{bench.output}"'
+def _run_config(bench: Bench, job: Job) -> list[str]:
+    """Return the arguments with the Flower app's configuration."""
+    timeout = job.deadline or NO_DEADLINE
+    config = f'num-server-rounds={job.rounds} clients={job.clients} least={job.least} output="{bench.output}"'
+    return ["--run-config", f"{config} timeout={timeout}"]
 
 
 def authority(bench: Bench, job: Job, role: str) -> Path:
@@ -241,31 +280,27 @@ def authority(bench: Bench, job: Job, role: str) -> Path:
     folder = bench.folder / "pki"
     pki.init(folder, ["server"], 365)
     for number in range(job.clients):
-        pki.issue(folder, f"client-{number + 1}", 365, role=role)
+        pki.issue(folder, client_name(number), 365, role=role)
     return folder
 
 
-def joining(bench: Bench, number: int, job: Job) -> list[str]:
-    """Return the arguments that each client of thalweg is started with: its name, its token, how long it tries."""
-    name = f"client-{number + 1}"
+def client_arguments(bench: Bench, number: int, job: Job) -> list[str]:
+    """Return the arguments of a client of thalweg: its name, its token, and how long it tries to connect."""
+    name = client_name(number)
     return ["--name", name, "--token-file", str(bench.folder / "pki" / f"{name}.token"), "--timeout", str(job.seconds)]
 
 
 def adapter(transport: str) -> System:
-    """Return the system `thalweg flower` over a transport."""
+    """Return the system that runs the Flower app by `thalweg flower` over a transport."""
 
     def run(bench: Bench, job: Job) -> str:
-        timeout = job.deadline or 3600.0
-        server = ["thalweg", "flower", "server", str(APP), "--listen", f"{transport}://{ALL}:{PORT}"]
+        server = [str(BIN / "thalweg"), "flower", "server", str(APP), "--listen", f"{transport}://{ALL}:{PORT}"]
         server += ["--pki", str(authority(bench, job, "task-member"))]
         server += ["--clients", str(job.clients), "--grace", str(job.grace)]
-        server += ["--run-config", f"{_config(bench, job)} timeout={timeout}"]
-        bench.start("app", "server", [str(BIN / server[0]), *server[1:]])
+        bench.start("app", "server", [*server, *_run_config(bench, job)])
         for number in range(job.clients):
-            node = ["flower", "client", str(APP), f"{transport}://server:{PORT}"]
-            node += joining(bench, number, job)
-            node += ["--node-config", f"partition-id={number} num-partitions={job.clients}"]
-            bench.start(f"client-{number + 1}", f"client-{number + 1}", [str(BIN / "thalweg"), *node])
+            node = [str(BIN / "thalweg"), "flower", "client", str(APP), f"{transport}://server:{PORT}"]
+            bench.start_client(number, [*node, *client_arguments(bench, number, job), *node_config(number, job)])
         return "app"
 
     return run
@@ -288,7 +323,7 @@ pki = "{pki}"
 
 
 def own(transport: str) -> System:
-    """Return the system of thalweg's own rounds over a transport."""
+    """Return the system that runs thalweg's own rounds over a transport."""
 
     def run(bench: Bench, job: Job) -> str:
         deadline = "" if job.deadline is None else f"deadline = {job.deadline}"
@@ -307,8 +342,7 @@ def own(transport: str) -> System:
 def start_client(bench: Bench, transport: str, number: int, job: Job) -> None:
     """Start a client of thalweg's own rounds on its host."""
     client = [str(BIN / "thalweg"), "client", f"{transport}://server:{PORT}", "--app", OWN]
-    client += joining(bench, number, job)
-    bench.start(f"client-{number + 1}", f"client-{number + 1}", client)
+    bench.start_client(number, [*client, *client_arguments(bench, number, job)])
 
 
 SYSTEMS: Final[Mapping[str, System]] = {
@@ -332,13 +366,13 @@ def measured(
     job: Job,
     during: Callable[[Bench, Callable[[], bool]], None] | None = None,
     keep: Path | None = None,
-) -> Ended:
-    """Run a system once; ``during`` may do things to the lab meanwhile, until the function that it gets says so.
+) -> SystemRun:
+    """Run a system once. ``during`` may change the lab meanwhile; it gets a function that says whether the run is over.
 
-    Logs are in ``keep``, or else gone. It ends when the app has ended, when its rounds are done, or after the job's
-    seconds.
+    The run is over when the main program has ended, when all rounds are done, or after the job's seconds. Logs are kept
+    in the folder ``keep``, if it is given.
     """
-    ended = Ended(first=first_model(job.hidden))
+    ended = SystemRun(first=first_model(job.hidden))
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-")))
         shutil.rmtree(folder, ignore_errors=True)

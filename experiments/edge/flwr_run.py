@@ -1,6 +1,6 @@
-"""Submits the Flower app to a SuperLink on this host, once that answers: `flwr run APP edge --stream`.
+"""Submits the Flower app to the SuperLink on this host by `flwr run APP edge --stream`.
 
-A SuperLink listens before it answers, and `flwr run` then ends with an error; it is called again.
+A SuperLink listens for a while before it answers. `flwr run` then ends with an error, and is called again.
 """
 
 from __future__ import annotations

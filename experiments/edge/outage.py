@@ -1,9 +1,9 @@
-"""Takes a client's link away in the middle of an upload, and measures whether the upload goes on where it was.
+"""Takes a client's link down in the middle of an upload, and measures whether the upload goes on where it was.
 
-The first two rounds of one client have no fault. The second says how many bytes a round needs on the way up. In the
-third, the link goes down when half of these bytes have entered it, and comes back after ``seconds``. With ``sleeps``
-the client's processes are stopped too (SIGSTOP), as on a laptop that is asleep. With ``moves`` the client has another
-address afterwards.
+There is one client. The first two rounds have no fault, and the second shows how many bytes a round needs on the way
+up. In the third round the link goes down when half of these bytes have entered it, and comes back after ``seconds``.
+With ``sleeps`` the client's processes are stopped meanwhile (SIGSTOP), as on a laptop that sleeps. With ``moves`` the
+client has another address afterwards.
 """
 
 from __future__ import annotations
@@ -20,36 +20,41 @@ from typing import Any, Final
 
 from experiments.edge.bench import Bench, Job, measured
 
-# A queue of 64 KiB is lost with the link: it is 1.6 % of the 4 MiB that an upload has.
+# What is in the queue is lost with the link. 64 KiB are 1.6 % of an upload of 4 MiB.
 NETWORK: Final = "rate=8mbit,rtt=40ms,queue=64KiB"
 HIDDEN: Final = 14_000
 LINK: Final = "client-1"
-# Seconds after the return of the path in which the round has to end.
+# Seconds that the round may take after the path is back.
 AFTER: Final = 120.0
+# Seconds that the two rounds before the outage may take.
 BEFORE: Final = 150.0
 
 
 @dataclass
 class Measured:
-    """What came of an outage. ``again``: bytes on the way up beyond those of a round without a fault, as a share."""
+    """What an outage of ``seconds`` led to. Shares are of the bytes that a round without a fault sends up."""
 
     seconds: float
     goes_on: bool = False
+    # Seconds from the return of the path to the end of the round.
     after: float | None = None
+    # The share of bytes that the client sent more than once.
     again: float | None = None
-    # The same of bytes that came out of the link at the server's end: the others were lost with it.
+    # The share of bytes that reached the server more than once. It lacks bytes that were lost with the link.
     twice: float | None = None
+    # The share of bytes that the client had sent when the link went down.
     sent: float | None = None
+    # Why there was no outage, if the rounds before it did not end.
     note: str = ""
 
 
 def job_for(seconds: float) -> Job:
-    """Return the job for an outage of so many seconds: a client may be away for longer than that."""
+    """Return the job for an outage of so many seconds. Its ``grace`` is longer, so the server waits for the client."""
     return Job(rounds=3, clients=1, seconds=BEFORE + seconds + AFTER, grace=2 * seconds + AFTER, hidden=HIDDEN)
 
 
 class Outage:
-    """Does the outage while a system runs."""
+    """Causes the outage while a system runs, and measures what follows."""
 
     def __init__(self, seconds: float, *, sleeps: bool = False, moves: bool = False) -> None:
         """Break the link for ``seconds``."""
@@ -89,10 +94,10 @@ class Outage:
 
 
 def move(bench: Bench) -> None:
-    """Give the client's host another address: the lab carries packets of two per host.
+    """Give the client's host another address. The lab carries packets for two addresses of each host.
 
-    The old one goes first. Linux removes an address with all later ones of its subnet
-    (``net.ipv4.conf.*.promote_secondaries``), which would leave the host without any.
+    The old address is removed first. Linux removes an address together with all that were added later in its subnet
+    (``net.ipv4.conf.*.promote_secondaries``), so in the other order the host would have none.
     """
     host = bench.lab.host(LINK)
     other = host.ipv4.replace("10.77.", "10.76.", 1)
@@ -102,12 +107,14 @@ def move(bench: Bench) -> None:
 
 
 def _ended(bench: Bench, number: int) -> bool:
+    """Return whether round ``number`` has ended."""
     lines = bench.rounds()
     return bool(lines) and lines[-1]["round"] >= number
 
 
-def _until(look: Callable[[], bool], over: Callable[[], bool]) -> bool:
-    while not look():
+def _until(condition: Callable[[], bool], over: Callable[[], bool]) -> bool:
+    """Wait until the condition is true; return False if the run is ``over`` before."""
+    while not condition():
         if over():
             return False
         time.sleep(0.05)
@@ -115,16 +122,16 @@ def _until(look: Callable[[], bool], over: Callable[[], bool]) -> bool:
 
 
 def outage(system: str, seconds: float, how: Collection[str] = (), keep: Path | None = None) -> dict[str, Any]:
-    """Measure one outage; return what results keep. ``how`` may have ``sleeps`` and ``moves``."""
-    doing = Outage(seconds, sleeps="sleeps" in how, moves="moves" in how)
-    ended = measured(system, NETWORK, job_for(seconds), doing, keep)
+    """Measure one outage; return its row of the results. ``how`` may have ``sleeps`` and ``moves``."""
+    fault = Outage(seconds, sleeps="sleeps" in how, moves="moves" in how)
+    ended = measured(system, NETWORK, job_for(seconds), fault, keep)
     table = ended.table()
     changed = table["rounds"] >= 3
-    doing.measured.goes_on &= changed
+    fault.measured.goes_on &= changed
     return {
         "system": system,
         "how": sorted(how),
-        **vars(doing.measured),
+        **vars(fault.measured),
         "rounds": table["rounds"],
         "words": table["words"],
     }

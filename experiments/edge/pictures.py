@@ -1,17 +1,50 @@
-"""Pictures of the sweeps, and what they show in words: where each system stops."""
+"""Draws the sweeps, and finds where each system stops."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
+
+from typing_extensions import Required
 
 from experiments.edge.bench import TARGET
 from thalweg.report.colours import colour
 from thalweg.report.figures import SETTINGS
 
-Row = Mapping[str, Any]
+
+class Row(TypedDict, total=False):
+    """A row of ``measured.json``: a run (``bench.RunTable``), or an outage (``outage.Measured``).
+
+    ``key`` has the sweep, the system, the fault, and for an outage what else happens. ``core`` is the commit of the
+    core; None if Flower's own programs ran.
+    """
+
+    key: Required[list[Any]]
+    limit: float
+    began: int
+    load: list[float]
+    core: str | None
+    rounds: int
+    seconds_to_target: float | None
+    goes_on: bool
+    after: float
+    twice: float
+    how: list[str]
+    note: str
+
+
+class Content(TypedDict):
+    """``measured.json``: its rows, and how they were measured."""
+
+    rows: list[Row]
+    scale: str
+    command: str
+    beside: int
+
+
+# For each sweep: the label of its axis, the factor from faults to the axis, and what is the same for all cells.
 AXES: Final = {
     "delay": ("delay, one way, in seconds", 1.0, "20 Mbit/s, 2 clients, model of 1 MiB"),
     "loss": ("lost packets, both ways, in %", 100.0, "20 Mbit/s, 40 ms round trip, 2 clients, model of 1 MiB"),
@@ -21,7 +54,7 @@ MARKS: Final = "osD^v<>"
 TICKS: Final = (5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
-def rows_of(content: Mapping[str, Any], sweep: str) -> list[Row]:
+def rows_of(content: Content, sweep: str) -> list[Row]:
     """Return the rows of a sweep."""
     return [row for row in content["rows"] if row["key"][0] == sweep]
 
@@ -35,12 +68,12 @@ def systems_of(rows: Sequence[Row]) -> list[str]:
 
 
 def curve(rows: Sequence[Row], system: str) -> list[tuple[float, float | None]]:
-    """Return the faults of a system in order, each with the seconds to the target; None if it was not reached."""
+    """Return a system's faults in order, each with the seconds until the target; None if that was not reached."""
     return sorted((row["key"][2], row["seconds_to_target"]) for row in rows if row["key"][1] == system)
 
 
 def stops_at(rows: Sequence[Row], system: str) -> tuple[float | None, float | None]:
-    """Return the worst fault up to which the system always reached the target, and the first at which it did not."""
+    """Return the last fault before the first one at which a system missed the target, and that first one."""
     last = None
     for fault, seconds in curve(rows, system):
         if seconds is None:
@@ -49,12 +82,12 @@ def stops_at(rows: Sequence[Row], system: str) -> tuple[float | None, float | No
     return last, None
 
 
-def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw(content: Content, folder: Path) -> list[Path]:
     """Draw a picture of each sweep that has rows; return the files."""
     return [_draw(content, sweep, folder) for sweep in AXES if rows_of(content, sweep)]
 
 
-def _draw(content: Mapping[str, Any], sweep: str, folder: Path) -> Path:
+def _draw(content: Content, sweep: str, folder: Path) -> Path:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -70,7 +103,7 @@ def _draw(content: Mapping[str, Any], sweep: str, folder: Path) -> Path:
             good = [(factor * x, y) for x, y in points if y is not None]
             style: dict[str, Any] = {"color": colour(place), "marker": MARKS[place % len(MARKS)]}
             axes.plot([x for x, _ in good], [y for _, y in good], label=name, markersize=5, **style)
-            # A system that stops has a cross above all curves, each at a height of its own.
+            # A system that stops gets a cross above all curves, at a height of its own.
             _, fault = stops_at(rows, name)
             if fault is not None:
                 height = limit * 1.25 * 1.22**place
@@ -97,8 +130,8 @@ def _draw(content: Mapping[str, Any], sweep: str, folder: Path) -> Path:
     return file
 
 
-def tables(content: Mapping[str, Any]) -> str:
-    """Return Markdown: for each sweep a table of seconds to the target, and where each system stops; the outages."""
+def tables(content: Content) -> str:
+    """Return in Markdown a table for each sweep, with the seconds until the target, and one of the outages."""
     parts = []
     for sweep, (words, factor, setting) in AXES.items():
         rows = rows_of(content, sweep)
@@ -153,7 +186,7 @@ def _away(row: Row) -> str:
     return f"{row['after']:.1f} s, {100 * max(0.0, row['twice']):.1f} %"
 
 
-def read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> Content:
     """Return the content of a file of rows."""
-    content: dict[str, Any] = json.loads(file.read_text())
+    content: Content = json.loads(file.read_text())
     return content

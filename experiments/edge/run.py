@@ -1,27 +1,30 @@
-"""Runs the sweeps, draws their pictures, and writes tables and verdicts."""
+"""Runs the sweeps, draws their pictures, and writes their tables and verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from experiments.edge import pictures, sweep
 
 HERE: Final = Path(__file__).parent
 FILE: Final = "measured.json"
 TABLES: Final = "RESULTS.md"
-# Goals of outages: the share of bytes that are sent twice, and seconds until the transfer goes on.
+# The goal of outages: at most this share of the bytes reaches the server twice.
 TWICE: Final = 0.02
 
 
 def folder_of(scale: str, out: Path) -> Path:
-    """Return where results of a scale go: beside this file, but those of ``ci``."""
+    """Return the folder for results of a scale: the one of this file; for ``ci`` one in ``out``."""
     return out / "edge" / scale if scale == "ci" else HERE
 
 
 def run(scale: str, out: Path, note: Callable[[str], None], sweeps: Collection[str] = (), beside: int = 4) -> list[str]:
-    """Run what is missing of a scale, draw it, and return the verdicts in words."""
+    """Run the cells that a scale's results lack, draw all results, and return the verdicts.
+
+    ``sweeps`` chooses some of the sweeps; ``beside`` is the number of cells that run at the same time.
+    """
     folder = folder_of(scale, out)
     sweep.run(scale, folder / FILE, note, sweeps=sweeps, beside=beside)
     for file in write(folder):
@@ -44,7 +47,7 @@ def judge(folder: Path) -> list[str]:
     return verdicts_of(pictures.read(folder / FILE))
 
 
-def verdicts_of(content: Mapping[str, Any]) -> list[str]:
+def verdicts_of(content: pictures.Content) -> list[str]:
     """Return where each system stops, and whether the goals of outages are met, each with its numbers."""
     lines = []
     for name, (words, factor, _) in pictures.AXES.items():
@@ -67,7 +70,7 @@ def verdicts_of(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _head(content: Mapping[str, Any]) -> str:
+def _head(content: pictures.Content) -> str:
     rows = content["rows"]
     loads = [load for row in rows for load in row["load"]]
     cores = sorted({str(row["core"]) for row in rows if row["core"]})

@@ -1,7 +1,7 @@
-"""Sweeps of delay, loss, dropout and outages over all systems, written to a file as they end.
+"""Runs the sweeps of delay, loss, dropout and outages over all systems. Each cell's row is written when it has ended.
 
-A cell is one system at one fault. Cells run beside each other, since they mostly wait; ``load`` of a cell is the
-machine's load average before and after it.
+A cell is one system with one fault. Cells run beside each other, because they mostly wait. ``load`` in a row is the
+machine's load average before and after the cell.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from experiments import measured as origins
 from experiments.edge import outage
-from experiments.edge.bench import Bench, Ended, Job, measured
+from experiments.edge.bench import Bench, Job, SystemRun, measured
 from thalweg import machine
 
 RATE: Final = "20mbit"
@@ -34,18 +34,23 @@ SYSTEMS: Final = (
     "own rounds, quic",
     "own rounds, ltp",
 )
+# The systems at the scale "reduced", and those of the dropout sweep.
 FEW: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp", "own rounds, quic")
 FEWER: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
+# The systems of the outages: own rounds, and apps.
 AWAY: Final = ("own rounds, tcp", "own rounds, grpc", "own rounds, quic", "own rounds, ltp", "own rounds, udp")
 AWAY_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
-# Seconds for which the same clients have a link in the dropout sweep.
+# In the dropout sweep: seconds for which the same clients have a link, and the number of clients.
 PERIOD: Final = 15.0
 CLIENTS: Final = 10
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A system at a fault. ``fault`` is seconds one way, a share of packets or clients, or seconds of an outage."""
+    """A system with a fault. ``fault``: seconds of delay one way, share of packets or clients, or seconds of an outage.
+
+    ``seconds`` is the limit of the run; an outage sets its own. ``more`` has the outage's ``sleeps`` or ``moves``.
+    """
 
     sweep: str
     system: str
@@ -55,7 +60,7 @@ class Cell:
 
     @property
     def key(self) -> list[object]:
-        """What tells it from others."""
+        """The values by which results find the cell."""
         return [self.sweep, self.system, self.fault, *self.more]
 
 
@@ -82,16 +87,16 @@ def cells(scale: str) -> list[Cell]:
 
 
 class Dropout:
-    """Gives another random part of the clients a link in each period; at least one client has one."""
+    """In each period takes the links of other clients down, drawn at random. At least one client keeps its link."""
 
     def __init__(self, share: float, clients: int, seed: int = 0) -> None:
-        """Take links from this share of the clients."""
+        """Take down the links of this share of the clients."""
         self.draws = random.Random(seed)
         self.clients = [f"client-{number + 1}" for number in range(clients)]
         self.there = max(1, round((1 - share) * clients))
 
     def __call__(self, bench: Bench, over: Callable[[], bool]) -> None:
-        """Begin when the first round has ended, with all clients."""
+        """Wait until a first round with all clients has ended, and then change links in each period."""
         while not over() and not any(line["round"] >= 1 for line in bench.rounds()):
             time.sleep(0.2)
         while not over():
@@ -107,16 +112,16 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     """Measure a cell; return its row."""
     began, before = time.time(), os.getloadavg()[0]
     is_outage = cell.sweep == "outage"
-    row = outage.outage(cell.system, cell.fault, cell.more) if is_outage else _swept(cell).table()
+    row: Mapping[str, object] = outage.outage(cell.system, cell.fault, cell.more) if is_outage else _swept(cell).table()
     core = None if cell.system == FLOWER else machine.build().commit
     load = [round(before, 1), round(os.getloadavg()[0], 1)]
     return {"key": cell.key, **row, "limit": cell.seconds, "began": round(began), "load": load, "core": core}
 
 
-def _swept(cell: Cell) -> Ended:
+def _swept(cell: Cell) -> SystemRun:
     job = Job(rounds=3, seconds=cell.seconds)
     if cell.sweep == "delay":
-        # A client on a long path is away for some round trips when its link breaks.
+        # On a long path a client needs several round trips to come back after its link has broken.
         return measured(cell.system, f"rate={RATE},delay={cell.fault}s", replace(job, grace=max(10.0, 12 * cell.fault)))
     if cell.sweep == "loss":
         loss = f",loss={100 * cell.fault:g}%" if cell.fault else ""

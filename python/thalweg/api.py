@@ -26,7 +26,7 @@ from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
 from thalweg.job.common import server_reports
 from thalweg.job.common.parties import CLIENTS, SERVER, algorithm_table, evaluators
-from thalweg.job.star import compressing
+from thalweg.job.star import compression as compression_of
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
@@ -161,7 +161,7 @@ class Server:
         # The optimizer's state of a resumed record, until ``learn_by`` takes it.
         self._resumed = None
         if self._recording is not None:
-            self._resumed = compressing.resumed(self._core, self._recording.record.state)
+            self._resumed = compression_of.resumed(self._core, self._recording.record.state)
             self._recording.record.state = self._resumed
 
     def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
@@ -314,7 +314,7 @@ class Server:
         data = self._test_data() if data is None else data
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
-            state = compressing.with_held(None if self._step is None else self._step.state(), self._core)
+            state = compression_of.with_held(None if self._step is None else self._step.state(), self._core)
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None, state)
         return Round(outcome.round, metrics | of_clients(outcome), wire.values_of(outcome))
 

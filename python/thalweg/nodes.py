@@ -18,7 +18,7 @@ from thalweg import _core, apps, wire
 from thalweg.algorithms import choco
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import LinkError, PlanError, leaving
-from thalweg.job.graph.iterations import Turns, iterate
+from thalweg.job.graph.iterations import IterationWeights, iterate
 from thalweg.job.graph.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import IterationReport
@@ -170,7 +170,9 @@ class Node:
                 "the weights of a node's neighbours are more than 0, and in all at most 1", "Give smaller ones"
             )
         self._weights = chosen
-        self._core.meet(wire.encode(dict(neighbours)), self.number + 1, *self._turns().core_weights(self.number + 1, 0))
+        following = self.number + 1
+        current, then = self._iteration_weights().core_weights(following, 0)
+        self._core.meet(wire.encode(dict(neighbours)), following, current, then)
 
     def gather(self, timeout: float = 60.0) -> None:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``timeout`` seconds."""
@@ -196,10 +198,10 @@ class Node:
         for done in iterate(
             self._core,
             peer,
-            self._turns(),
+            self._iteration_weights(),
             last,
             config=config,
-            tests=lambda number: data is not None and (number == last or number % every == 0),
+            evaluates_after=lambda number: data is not None and (number == last or number % every == 0),
             first=self.number + 1,
             swap=swap,
         ):
@@ -209,9 +211,9 @@ class Node:
             metrics = done.evaluation.metrics if done.evaluation else {}
             yield Step(done.number, metrics, done.samples, wire.values_of(done.report))
 
-    def _turns(self) -> Turns:
+    def _iteration_weights(self) -> IterationWeights:
         own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
-        return Turns([{**self._weights, **own}])
+        return IterationWeights([{**self._weights, **own}])
 
     def _swap(self, gamma: float | None) -> choco.Replicas | None:
         """Return the replicas of CHOCO-SGD with this ``gamma``, or None without it.

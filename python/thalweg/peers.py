@@ -1,8 +1,8 @@
-"""DiLoCo: a plain PyTorch loop that exchanges values with its peers every so many steps, by a server, tree or graph.
+"""DiLoCo: a plain PyTorch training loop whose peers exchange values every so many steps, over a server, tree or graph.
 
-``diloco`` has two forms. With a server's URL and nothing more, the server takes the outer step (``thalweg.rounds``
-with an outer optimizer), and each exchange moves the whole model there and back (Douillard et al. 2023, algorithm 1).
-With an outer optimizer each peer takes the outer step itself. Peers then need only a mean, of a server or of
+``diloco`` has two forms. If ``outer`` is a server's URL, the server takes the outer step (``thalweg.rounds`` with an
+outer optimizer), and each exchange moves the whole model there and back (Douillard et al. 2023, algorithm 1). If
+``outer`` makes an optimizer, each peer takes the outer step itself. Peers then need only a mean, from a server or from
 neighbours, and may exchange the model in fragments while they go on training (Douillard et al. 2025, Streaming
 DiLoCo). The inner optimizer keeps its state in both.
 """
@@ -24,7 +24,7 @@ from thalweg.algorithms.server_step import Values
 from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps.metrics import offered
 from thalweg.errors import LinkError, PlanError, RoundError, leaving
-from thalweg.job.diloco.exchanges import Exchange, Exchanged, NeighbourMean, Running, ServerMean, arena_for
+from thalweg.job.diloco.exchanges import Exchange, Exchanged, NeighbourMean, RunningExchange, ServerMean, arena_for
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound
 from thalweg.tensors.binding import Binding, bind
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("thalweg")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
-#: Share of the values trained since that a result keeps when it comes later (Streaming DiLoCo, section 2.2).
+#: Default of ``keep``: how much the values trained during an exchange count beside its result (Streaming DiLoCo,
+#: section 2.2).
 KEEP: Final = 0.5
 
 
 class _Exchanges(Protocol):
-    """A peer's exchanges with others, which are due after some of its steps."""
+    """A peer's exchanges with the others. Some of its steps are followed by one."""
 
     @property
     def number(self) -> int: ...
@@ -50,45 +51,46 @@ class _Exchanges(Protocol):
     def traffic(self) -> tuple[int, int]: ...
     def begin(self) -> None: ...
     def stepped(self, steps: int, metrics: Mapping[str, object]) -> Sequence[ClientRound]:
-        """Do what is due after this many steps; return the exchanges that have ended."""
+        """Begin and end the exchanges that are due after the step of this number; return those that have ended."""
 
     def close(self, reason: str, *, wait: bool = True) -> None:
-        """Leave. With ``wait`` an exchange that others wait for goes on to its end."""
+        """Leave the job. With ``wait``, first finish an exchange that other peers wait for."""
 
 
 class Peer:
     """A peer of a DiLoCo job, as ``diloco`` returns it. Use it as a context manager, or close it."""
 
     def __init__(
-        self, model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, rest: int
+        self, model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, between: int
     ) -> None:
+        """Begin to take part after the steps of ``inner``. ``between``: steps between two exchanges."""
         self.model, self.every = model, every
         #: Number of steps of the inner optimizer since the peer joined.
         self.steps = 0
-        #: The rounds so far, each with what became of this peer's values.
+        #: The exchanges so far, each with the status of this peer's values.
         self.rounds: list[ClientRound] = []
         #: Metrics that go to the server with the next values, such as the loss. Without a server they go nowhere.
         self.metrics: dict[str, object] = {}
         #: Seconds in which training has waited for other peers, since the peer joined.
         self.waited = 0.0
-        self._exchanges, self._rest = exchanges, rest
+        self._exchanges, self._between = exchanges, between
         self._hook = inner.register_step_post_hook(self._stepped)
         exchanges.begin()
         self._end_if_over()
 
     @property
     def over(self) -> bool:
-        """Whether the job is over. Steps then change the model of this process alone."""
+        """Whether the job is over. Further steps change only the model of this process."""
         return self._exchanges.over
 
     @property
     def round(self) -> int:
-        """Number of the round, or of the exchange, that goes on or comes next."""
+        """Number of the running exchange, or else of the next one. With a server it is the number of the round."""
         return self._exchanges.number
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received; with a server, on the current connection."""
+        """Bytes sent and received. With a server, only those of the current connection."""
         return self._exchanges.traffic
 
     @property
@@ -112,13 +114,13 @@ class Peer:
         return exchange
 
     def _stepped(self, *_: object) -> None:
-        """Count a step, and do what is due after it."""
+        """Count a step, and exchange values if that is due. The inner optimizer calls it after each step."""
         self.steps += 1
         began = time.perf_counter()
         ended = self._exchanges.stepped(self.steps, self.metrics)
         self.waited += time.perf_counter() - began
         self.rounds += ended
-        if self.steps % self._rest == 0:
+        if self.steps % self._between == 0:
             self.metrics = {}
         self._end_if_over()
 
@@ -127,9 +129,9 @@ class Peer:
             self._hook.remove()
 
     def close(self, reason: str = "the peer ends") -> None:
-        """Leave the job for good, and tell the others the ``reason``. They go on. Idempotent.
+        """Leave the job for good, and tell the others the ``reason``. They go on without this peer. Idempotent.
 
-        Without a server an exchange that runs goes on to its end first, since neighbours wait for it.
+        Without a server a running exchange is finished first, because neighbours wait for it.
         """
         self._hook.remove()
         self._exchanges.close(reason)
@@ -148,8 +150,8 @@ class Peer:
             self._exchanges.close(f"{type(error).__name__}: {error}", wait=False)
 
 
-class _WholeModel:
-    """Each exchange sends the model to a server, which takes the outer step, and waits for the next model."""
+class _WholeModelExchanges:
+    """Exchanges of the whole model with a server that takes the outer step. Training waits for the next model."""
 
     def __init__(self, core: _core.Client, bound: Binding, every: int) -> None:
         self._core, self._bound, self._every = core, bound, every
@@ -164,7 +166,7 @@ class _WholeModel:
         self._next()
 
     def _next(self) -> None:
-        """Wait for the server's model, and train it from now on."""
+        """Wait for the server's next model, and train that from now on."""
         task = self._core.next()
         if task is None:
             self.over = True
@@ -194,20 +196,20 @@ class _WholeModel:
             return "rejected"
 
     def close(self, reason: str, *, wait: bool = True) -> None:
-        del wait  # no exchange runs between two steps
+        del wait  # an exchange is over before the step returns, so none can be running here
         self.over = True
         self._core.close(reason)
 
 
-class _Streaming:
-    """Each exchange is of one fragment, while training goes on for up to ``overlap`` steps."""
+class _FragmentExchanges:
+    """Exchanges of one fragment each. An exchange may run while the peer takes its next ``overlap`` steps."""
 
     def __init__(
         self, bound: Binding, steps: OuterSteps, exchange: Exchange, *, between: int, overlap: int, keep: float
     ) -> None:
         self._bound, self._outer, self.exchange = bound, steps, exchange
         self._between, self._overlap, self._keep = between, overlap, keep
-        self._running: Running | None = None
+        self._running: RunningExchange | None = None
 
     @property
     def number(self) -> int:
@@ -222,7 +224,7 @@ class _Streaming:
         return self.exchange.traffic
 
     def begin(self) -> None:
-        """Begin to take part. A newcomer takes the others' values first, one fragment after the other."""
+        """Begin to take part. A newcomer first takes the others' values, one fragment in each exchange."""
         self._bound.collect("the model was made")
         first = self.exchange.join(self._outer)
         if not self.exchange.is_new:
@@ -232,25 +234,25 @@ class _Streaming:
         self._outer.ready = [False] * len(self._outer.ready)
         done = first
         while True:
-            # If the others' values did not come, they come with a later exchange of the same fragment.
-            if done is not None and done.place is not None and not self._outer.ready[done.fragment]:
+            # If the others' values did not arrive, they arrive with a later exchange of the same fragment.
+            if done is not None and done.mean is not None and not self._outer.ready[done.fragment]:
                 self._outer.adopt(done.fragment, self._mean(done))
             if all(self._outer.ready) or self.exchange.over:
                 break
             self.exchange.give(self._outer, "{}")
             done = self.exchange.run()
-        self._bound.restore("the values of the other peers came")
+        self._bound.restore("the values of the other peers arrived")
 
     def _mean(self, done: Exchanged) -> Values | None:
-        return None if done.place is None else self._outer.mean_of(done.fragment, done.place)
+        return None if done.mean is None else self._outer.mean_of(done.fragment, done.mean)
 
     def _check_start(self, done: Exchanged) -> None:
-        """Raise RoundError if peers began with other values than this one."""
+        """Raise RoundError if the other peers began with other values than this one."""
         mean = self._mean(done)
         if mean is not None and not self._outer.begins_with(done.fragment, mean):
             raise RoundError(
-                "the peers begin with different values, and their mean is no model",
-                "Give the random generator the same seed at all peers before the model is made",
+                "the peers begin with different values, whose mean is not a usable model",
+                "Make the model with the same random seed at all peers",
             )
 
     def stepped(self, steps: int, metrics: Mapping[str, object]) -> Sequence[ClientRound]:
@@ -260,13 +262,13 @@ class _Streaming:
         if steps % self._between == 0 and not self.exchange.over:
             self._bound.collect("the steps")
             self.exchange.give(self._outer, offered(dict(metrics), {}))
-            self._running = Running(self.exchange, steps)
+            self._running = RunningExchange(self.exchange, steps)
             if not self._overlap:
                 ended.append(self._finish(self._running))
         return ended
 
-    def _finish(self, running: Running) -> ClientRound:
-        """Wait for the end of an exchange, and give the model its result."""
+    def _finish(self, running: RunningExchange) -> ClientRound:
+        """Wait for the end of an exchange, and take the outer step with its result."""
         self._running = None
         done = running.result()
         mean = self._mean(done)
@@ -286,21 +288,21 @@ class _Streaming:
 
 
 class FragmentApp:
-    """The app of a server, or of a tree, whose peers take the outer steps: it has room for one fragment, and no model.
+    """The app of a DiLoCo server, or tree, whose peers take the outer steps. Its model is one fragment of theirs.
 
-    ``model`` returns the model that the peers train, and ``fragments`` and ``tensors`` are those of ``diloco``. Give
-    it to ``thalweg.Server``, and run ``thalweg.rounds`` without an optimizer.
+    ``model`` returns the model that the peers train; ``fragments`` and ``tensors`` are those of ``diloco``. Give the
+    app to ``thalweg.Server``, and run ``thalweg.rounds`` without an optimizer.
     """
 
     def __init__(
         self, model: Callable[[], torch.nn.Module], *, fragments: int = 1, tensors: str | Sequence[str] | None = None
     ) -> None:
         self._model, self._fragments, self._tensors = model, fragments, tensors
-        #: Whether an update of one round may count in the next one, which exchanges the next fragment.
+        #: Whether a late update may count in the next round. With several fragments the next round is of another one.
         self.takes_late_updates = fragments == 1
-        #: Whether a part of an update may count. A fragment's last value, its share, goes with all others.
+        #: Whether a part of an update may count. It may not: its share, the last value, belongs to all other values.
         self.takes_partial_updates = False
-        #: Whether updates may be differences from the received model. Peers send values.
+        #: Whether updates may be differences from the received model. They may not: peers send values.
         self.takes_compressed_updates = False
 
     def model(self) -> Named:
@@ -311,7 +313,7 @@ class FragmentApp:
 
     def train(self, model: object, data: object, config: Mapping[str, object]) -> NoReturn:
         """Raise PlanError for any ``model``, ``data`` and ``config``: peers join with ``thalweg.diloco``."""
-        raise PlanError("a FragmentApp is a server's, and trains nothing", "Join with thalweg.diloco")
+        raise PlanError("a FragmentApp is for servers, and trains nothing", "Join with thalweg.diloco")
 
 
 def diloco(
@@ -340,40 +342,42 @@ def diloco(
 ) -> Peer:
     """Join a DiLoCo job as ``name``, and return once ``model`` has the values to train from.
 
-    From then on ``inner.step()`` does the rest: after ``every`` steps the peer has exchanged its whole model with the
-    others. ``outer`` says where the outer step is taken. No two peers of a job have the same ``name``, and all have the
-    same ``every``, ``fragments`` and initial values.
+    From then on ``inner.step()`` does the rest: in each ``every`` steps the peer exchanges its whole model with the
+    others. ``outer`` says where the outer step is taken. Each peer of a job needs a ``name`` of its own, and all need
+    the same ``every``, ``fragments`` and initial values.
 
-    - **A URL**: by the server there, with the ``optimizer`` of ``thalweg.rounds``. Each ``every``-th ``inner.step()``
-      sends the model, and returns when the model has the values of the next round.
-    - **A function that makes a** ``torch.optim.Optimizer``: by each peer, from the mean of all peers' values. That
-      comes from ``server``, the URL of a server or of a tree's node whose app is a ``FragmentApp``; or from
+    - **A URL**: the server there takes it, with the ``optimizer`` of ``thalweg.rounds``. Each ``every``-th
+      ``inner.step()`` sends the model, and returns when the model has the values of the next round.
+    - **A function that makes a** ``torch.optim.Optimizer``: each peer takes it, from the mean of all peers' values. The
+      mean comes from ``server``, the URL of a server or of a tree's node whose app is a ``FragmentApp``; or from
       ``neighbours``, other peers by name, each with its URL. ``listen`` is then this peer's own address.
 
-    ``fragments`` cuts the model: after each ``every`` / ``fragments`` steps one fragment is exchanged, so no link
-    carries the whole model at once. With ``overlap`` the exchange runs during so many further steps. Its result then
-    replaces the values trained meanwhile only in part: a share ``keep`` of these stays. Only a peer that takes the
-    outer step can have both. The optimizer gets one flat tensor for each fragment.
+    ``fragments`` is the number of parts of the model. One of them is exchanged after each ``every`` / ``fragments``
+    steps, so no link carries the whole model at once. With ``overlap`` the peer takes so many further steps while the
+    exchange runs. Then the model becomes ``keep`` times its present values plus 1 - ``keep`` times the result. Only a
+    peer that takes the outer step can have fragments and overlap. Its outer optimizer gets one flat tensor for each
+    fragment.
 
-    With a server, ``Server(enough=, deadline=)`` says for whom a round waits; ``peer.over`` says when the job is over.
-    With neighbours the peer first waits up to ``timeout`` seconds until ``enough`` of them, or all, are connected. An
-    exchange waits for all that are connected, or with ``wait="deadline"`` for ``deadline`` seconds, which adapt
-    without a number. ``compress`` rounds what neighbours are sent, and ``ca``, ``cert`` and ``key`` are as for
-    ``thalweg.Node``. ``tensors`` and ``token_file`` are as for ``thalweg.Client``, and so is ``timeout`` with a
-    server.
+    With a server, ``Server(enough=, deadline=)`` says how many peers a round waits for, and how long. ``peer.over``
+    says when the job is over. With neighbours the peer first waits up to ``timeout`` seconds until ``enough`` of them,
+    or all, are connected. An exchange waits for all that are connected; with ``wait="deadline"`` for at most
+    ``deadline`` seconds, or without a number for a time that adapts. ``compress`` rounds the values that are sent to
+    neighbours, and ``ca``, ``cert`` and ``key`` are as for ``thalweg.Node``. ``tensors`` and ``token_file`` are as for
+    ``thalweg.Client``, and so is ``timeout`` with a server.
 
-    A newcomer takes the others' values before it counts, one fragment in each of their exchanges.
+    A newcomer first takes the others' values, one fragment in each of their exchanges. Until it has all of them, its
+    own do not count in the mean.
 
-    Raises PlanError for what does not go together, LinkError, ModelError; and CoreError, also from ``inner.step()``, if
-    the peer is refused or the server is gone for good; and RoundError for values that are not finite, or if the peers
-    begin with different values.
+    Raises PlanError for arguments that contradict each other, LinkError, ModelError. Raises CoreError, also from
+    ``inner.step()``, if the peer is refused or the server is gone for good, and RoundError for values that are not
+    finite, or if the peers begin with different values.
     """
     streams = not isinstance(outer, str)
-    _check(every, fragments, overlap, keep, streams=streams, ways=bool(server) + bool(neighbours))
+    _check(every, fragments, overlap, keep, streams=streams, sources=bool(server) + bool(neighbours))
     if isinstance(outer, str):
         bound = _bound(model, tensors, outer)
         core = _client(outer, name, token_file, timeout)(bound.arena.core)
-        return _joined(model, inner, _WholeModel(core, bound, every), every, every)
+        return _joined(model, inner, _WholeModelExchanges(core, bound, every), every, every)
     bound = _bound(model, tensors, server or listen)
     cut = Fragments(bound.arena, bound.trained, fragments)
     make = outer
@@ -393,17 +397,20 @@ def diloco(
             exchange.close("the peer cannot begin")
             raise
     between = every // fragments
-    streaming = _Streaming(bound, steps, exchange, between=between, overlap=overlap, keep=keep)
+    streaming = _FragmentExchanges(bound, steps, exchange, between=between, overlap=overlap, keep=keep)
     return _joined(model, inner, streaming, every, between)
 
 
-def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bool, ways: int) -> None:
-    """Raise PlanError for settings that do not go together."""
+def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bool, sources: int) -> None:
+    """Raise PlanError for settings that contradict each other.
+
+    ``streams``: this peer takes the outer step. ``sources``: how many of ``server`` and ``neighbours`` are given.
+    """
     if every < 1:
         raise PlanError(f"every is {every}", "Give the number of inner steps between two exchanges, such as 100")
     if fragments < 1 or every % fragments:
         raise PlanError(
-            f"{fragments} fragments cannot be exchanged in {every} steps evenly",
+            f"{every} steps cannot be divided evenly among {fragments} fragments",
             "Give fragments that divide every, such as every=100 and fragments=4",
         )
     if not 0 <= overlap <= every // fragments:
@@ -413,15 +420,15 @@ def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bo
         )
     if not 0 <= keep < 1:
         raise PlanError(f"keep is {keep}", "Give at least 0 and less than 1")
-    if not streams and (fragments > 1 or overlap or ways):
+    if not streams and (fragments > 1 or overlap or sources):
         raise PlanError(
-            "a server that takes the outer step gets the whole model, and this peer waits for the next one",
-            "Give an outer optimizer instead of the URL, and the URL as server",
+            "fragments, overlap, server and neighbours are for peers that take the outer step themselves",
+            "Give a function that makes an optimizer as outer, and the server's URL as server",
         )
-    if streams and ways != 1:
+    if streams and sources != 1:
         raise PlanError(
-            "an outer optimizer needs the mean of the other peers",
-            "Give server, the URL of a server or of a tree's node, or neighbours",
+            "an outer optimizer needs the peers' mean, from a server or from neighbours",
+            "Give one of them: server, the URL of a server or of a tree's node, or neighbours",
         )
 
 
@@ -434,7 +441,7 @@ def _bound(model: torch.nn.Module, tensors: str | Sequence[str] | None, url: str
 def _client(
     url: str, name: str, token_file: Path | str | None, timeout: float
 ) -> Callable[[_core.Arena], _core.Client]:
-    """Return what connects to the server at ``url`` with an arena."""
+    """Return a function that makes a client of the server at ``url``, whose model is the given arena."""
     from thalweg.transports import links, pki
 
     token = None if token_file is None else pki.read_token(Path(token_file))
@@ -444,7 +451,7 @@ def _client(
 
 
 def _trust(listen: str, ca: Path | str | None, cert: Path | str | None, key: Path | str | None) -> Mapping[str, object]:
-    """Return the core's options of the transport of a peer with neighbours."""
+    """Return the core's transport options for a peer with neighbours."""
     from thalweg.transports import links, pki
 
     if (cert is None) != (key is None):
@@ -469,9 +476,12 @@ def _connect(exchange: NeighbourMean, neighbours: Mapping[str, str], enough: int
             )
 
 
-def _joined(model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, rest: int) -> Peer:
+def _joined(
+    model: torch.nn.Module, inner: torch.optim.Optimizer, exchanges: _Exchanges, every: int, between: int
+) -> Peer:
+    """Return the peer once it takes part. Close its exchanges if it cannot."""
     try:
-        return Peer(model, inner, exchanges, every, rest)
+        return Peer(model, inner, exchanges, every, between)
     except BaseException:
         exchanges.close("the peer cannot begin", wait=False)
         raise

@@ -213,7 +213,7 @@ def test_no_call_drops_the_state_of_a_resumed_record(tmp_path: Path, go_on: Any)
         ({"algorithm": "dpsgd"}, "dpsgd needs a graph"),
         ({"algorithm": "fedprox"}, "add mu times the distance to its gradients in train"),
         ({"algorithm": {"name": "fedadam", "q": 1.0}}, "algorithm.q has no effect"),
-        ({"algorithm": "qfedavg"}, "an app has its own learning rate"),
+        ({"algorithm": "qfedavg"}, "does not know the learning rate of an app"),
         ({"algorithm": "fedadam", "optimizer": torch.optim.Adam}, "both say how the server changes the model"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
     ],

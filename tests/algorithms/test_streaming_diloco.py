@@ -21,8 +21,8 @@ from thalweg.algorithms.diloco import Fragments, OuterSteps
 from thalweg.algorithms.torch_rule import TorchRule
 from thalweg.errors import LinkError, PlanError, RoundError
 from thalweg.job.common.parties import server_party
-from thalweg.job.diloco.exchanges import FRAGMENT, Exchanged, NeighbourMean, Running, arena_for, is_usable
-from thalweg.peers import _Streaming
+from thalweg.job.diloco.exchanges import FRAGMENT, Exchanged, NeighbourMean, RunningExchange, arena_for, is_usable
+from thalweg.peers import _FragmentExchanges
 from thalweg.tensors.binding import bind
 
 ROOT = Path(__file__).parents[2]
@@ -388,7 +388,7 @@ def test_a_newcomer_that_gets_too_little_of_a_fragment_waits_for_it_again() -> N
     exchange = Scripted([*brings, Exchanged(3, 0, places[0], "accepted")])
     bound.collect("the model was made")
     steps = OuterSteps(cut, lambda values: TorchRule(values, outer))
-    _Streaming(bound, steps, exchange, between=2, overlap=0, keep=0.0).begin()
+    _FragmentExchanges(bound, steps, exchange, between=2, overlap=0, keep=0.0).begin()
     np.testing.assert_array_equal(flat(bound.model), wanted)
     assert exchange.shares == [[False, False], [False, True]], "it counts only where it has the others' values"
 
@@ -425,9 +425,9 @@ def test_a_peer_leaves_also_after_an_exchange_that_failed() -> None:
     bound = bind(layer())
     steps = OuterSteps(Fragments(bound.arena, bound.trained, 1), lambda values: TorchRule(values, outer))
     exchange = NeighbourMean(steps.fragments, "alone", "tcp://127.0.0.1:0", {})
-    streaming = _Streaming(bound, steps, exchange, between=1, overlap=1, keep=0.5)
+    streaming = _FragmentExchanges(bound, steps, exchange, between=1, overlap=1, keep=0.5)
     failing = Scripted([])  # it has nothing to bring: IndexError
-    streaming._running = Running(failing, 1)
+    streaming._running = RunningExchange(failing, 1)
     with pytest.raises(IndexError):
         streaming.close("the peer ends")
     assert exchange.over
@@ -468,13 +468,13 @@ def test_what_does_not_go_together_is_refused() -> None:
     inner = inner_of(model)
     url = "tcp://127.0.0.1:9"
     for settings, words in [
-        ({"every": 4, "fragments": 3, "server": url}, "3 fragments cannot be exchanged in 4 steps"),
+        ({"every": 4, "fragments": 3, "server": url}, "4 steps cannot be divided evenly among 3 fragments"),
         ({"every": 4, "fragments": 2, "overlap": 3, "server": url}, "overlap is 3"),
         ({"every": 4, "keep": 1.0, "server": url}, "keep is 1.0"),
-        ({"every": 4}, "needs the mean of the other peers"),
-        ({"every": 4, "server": url, "neighbours": {"b": url}}, "needs the mean of the other peers"),
+        ({"every": 4}, "needs the peers' mean"),
+        ({"every": 4, "server": url, "neighbours": {"b": url}}, "needs the peers' mean"),
     ]:
         with pytest.raises(PlanError, match=words):
             thalweg.diloco(model, inner, outer, name="a", **settings)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="gets the whole model"):
+    with pytest.raises(PlanError, match="for peers that take the outer step themselves"):
         thalweg.diloco(model, inner, url, name="a", every=4, fragments=2)

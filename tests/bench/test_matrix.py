@@ -52,7 +52,7 @@ def test_networks_in_words_as_tables_and_none() -> None:
 def test_transports_with_options_of_their_own() -> None:
     made = matrix({"transport": ["tcp", "udp"]}, {**BASE, "transport": {"congestion": "reno"}}, impossible="skip")
     assert made.cells[0].plan.transport.congestion == "reno"
-    with pytest.raises(PlanError, match=r"transport\.options\.mode is not among those of the transport 'tcp'"):
+    with pytest.raises(PlanError, match=r"the transport 'tcp' has no option mode"):
         matrix({"transport": ["tcp,mode=unary"]})
 
 

@@ -15,7 +15,7 @@ from thalweg.bench.results import figures
 from thalweg.bench.show import duration, runs, tables
 from thalweg.bench.values import ByKind, Outcome, RoundTimes, RunNumbers
 from thalweg.plan import Plan
-from thalweg.plan.least import least
+from thalweg.plan.least import least_seconds
 from thalweg.ui import terminal
 from thalweg.wire import table_of
 
@@ -89,16 +89,16 @@ def test_the_tables_show_every_cell(tmp_path: Path) -> None:
 
 def test_the_least_a_job_needs() -> None:
     slow = {"job": {"clients": 2, "rounds": 3}, "model": {"name": "payload:1MB"}}
-    assert least(Plan.of(slow)) == 0
-    assert least(Plan.of({**slow, "layers": {"throttle": "8mbit"}})) == pytest.approx(3 * 2 * 1.0)
+    assert least_seconds(Plan.of(slow)) == 0
+    assert least_seconds(Plan.of({**slow, "layers": {"throttle": "8mbit"}})) == pytest.approx(3 * 2 * 1.0)
     emulated = Plan.of({**slow, "network": {"rate": "8mbit", "rtt": "100ms"}})
-    assert 3 * 2.1 < least(emulated) < 3 * 2.3, "headers come on top"
-    assert least(emulated.merge({"network.emulator": "none"})) == 0
+    assert 3 * 2.1 < least_seconds(emulated) < 3 * 2.3, "headers come on top"
+    assert least_seconds(emulated.merge({"network.emulator": "none"})) == 0
 
 
 def test_a_job_on_a_graph_has_no_bound_and_can_be_benched() -> None:
     text = "[job]\ngraph = 'ring'\nrounds = 3\n[model]\nname = 'payload:1MiB'\n[training]\ncompute = 0.5\n"
-    assert least(Plan.loads(text + "[network]\nrate = '8mbit'")) == pytest.approx(1.5)
+    assert least_seconds(Plan.loads(text + "[network]\nrate = '8mbit'")) == pytest.approx(1.5)
 
 
 def test_estimates_follow_what_was_measured() -> None:

@@ -64,7 +64,7 @@ def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:
 def test_a_tree_is_run_only_if_it_is_asked_for(file: str) -> None:
     code, _, err = invoke("run", file)
     assert code == 2
-    assert "[tree] is of aggregation trees" in err
+    assert "[tree] is for aggregation trees" in err
     assert "--aggregation tree" in err
 
 

@@ -154,7 +154,7 @@ def test_server_and_clients_take_apps(start: Start) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "cause", "hint"),
     [
-        ([], 2, "trains an app of its own", "--app"),
+        ([], 2, "trains the user's own app", "--app"),
         (
             ["--app", "own:App"],
             1,

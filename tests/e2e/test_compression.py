@@ -42,7 +42,7 @@ def shares(record: Record, direction: str) -> list[float]:
         ("int2", 0.10, "grpc"),
         ("topk:0.01", 0.04, "tcp"),
         ("powersgd:2", 0.08, "tcp"),
-        ("powersgd:2", 0.08, "udp"),
+        ("powersgd:2", 0.08, "grpc"),
     ],
 )
 def test_updates_have_fewer_bytes_on_the_link(

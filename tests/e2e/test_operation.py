@@ -71,6 +71,38 @@ def client(start: Start, url: str, name: str, *more: str) -> Program:
     return start("client", url, "--app", "own:App", "--token-file", f"pki/{name}.token", *more)
 
 
+class Job:
+    """A server at a fixed address and its two clients, in a job that does not end by itself."""
+
+    def __init__(self, start: Start, folder: Path) -> None:
+        self._start, self._folder = start, folder.parent
+        (port,) = free_ports(1)
+        url = f"tcp://{HOST}:{port}"
+        self.listen = ("--listen", url, "--pki", str(folder))
+        (self._folder / "plan.toml").write_text(PLAN.format(rounds=100_000))
+        self.server = start("server", "plan.toml", *self.listen)
+        self.clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
+
+    def kill_server(self, number: int) -> None:
+        """Kill the server in round ``number``, as if the machine's power failed: it says no goodbye."""
+        self.server.until(f"round {number}/")
+        self.server.process.kill()
+        self.server.process.communicate()
+
+    @property
+    def record(self) -> Record:
+        """The job's record, read anew."""
+        (run,) = (self._folder / "runs").iterdir()
+        return Record(run)
+
+    def resume(self, rounds: int) -> list[int]:
+        """Resume the job up to ``rounds`` rounds by a new server; return the numbers of all rounds."""
+        words = ("--resume", f"runs/{self.record.path.name}", "--rounds", str(rounds), "--json")
+        code, out, err = self._start("server", *words, *self.listen).end()
+        assert code == 0, err
+        return [one["round"] for one in json.loads(out)["rounds"]]
+
+
 def last_states(record: Record) -> Mapping[str, str]:
     (*_, last) = record.rounds()
     return {part["client"]: part["state"] for part in last["clients"]}
@@ -111,84 +143,51 @@ def test_a_name_that_was_revoked_is_not_issued_again(start: Start, folder: Path)
     assert start("pki", "issue", "berta", "--role", "task-member", "--to", "new").end()[0] == 0
 
 
-def test_a_server_is_stopped_in_mid_job_and_a_new_process_resumes(start: Start, folder: Path, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
-    listen = ("--listen", f"tcp://{HOST}:{port}", "--pki", str(folder))
-    url = f"tcp://{HOST}:{port}"
-    server = start("server", "plan.toml", *listen)
-    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
-    server.until("round 5/")
-    server.process.kill()  # the machine's power fails: nobody says goodbye
-    server.process.communicate()
-    # Meanwhile the server's certificate is renewed: it is read when the new process starts.
+def test_a_server_is_killed_in_mid_job_and_a_new_process_resumes(start: Start, folder: Path) -> None:
+    job = Job(start, folder)
+    job.kill_server(5)
+    # Meanwhile the server's certificate is renewed. The new process reads it when it starts.
     before = pki.Certificate.read(folder / "server.crt")
     assert start("pki", "renew", "server", "--days", "60").end()[0] == 0
     after = pki.Certificate.read(folder / "server.crt")
     assert after.not_after > before.not_after
     assert (after.name, after.role, after.hosts) == (before.name, before.role, before.hosts)
-    (run,) = (tmp_path / "runs").iterdir()
-    done = Record(run).checkpoint_round
+    done = job.record.checkpoint_round
     assert done is not None
-    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done + 30), "--json", *listen)
-    code, out, err = again.end()
-    assert code == 0, err
-    rounds = json.loads(out)["rounds"]
-    assert [one["round"] for one in rounds] == list(range(1, done + 31))
-    assert all(one.end()[0] == 0 for one in clients)
-    record = Record(run)
+    assert job.resume(done + 30) == list(range(1, done + 31))
+    assert all(one.end()[0] == 0 for one in job.clients)
+    record = job.record
     assert (record.manifest["status"], record.manifest["resumed_after_round"]) == ("complete", done)
     assert last_states(record) == {"anna": "whole", "berta": "whole"}
 
 
-def test_a_server_is_upgraded_in_mid_job_and_keeps_its_clients(start: Start, folder: Path, tmp_path: Path) -> None:
-    """SIGTERM, as of a service manager, ends the server; its clients wait for the one that resumes the job."""
-    (port,) = free_ports(1)
-    url = f"tcp://{HOST}:{port}"
-    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
-    listen = ("--listen", url, "--pki", str(folder))
-    server = start("server", "plan.toml", *listen)
-    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
-    server.until("round 3/")
-    server.process.send_signal(signal.SIGTERM)
-    assert server.end()[0] == 143
-    (run,) = (tmp_path / "runs").iterdir()
-    done = Record(run).checkpoint_round or 0
-    assert Record(run).manifest["status"] == "interrupted"
-    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done + 3), "--json", *listen)
-    code, out, err = again.end()
-    assert code == 0, err
-    assert [one["round"] for one in json.loads(out)["rounds"]] == list(range(1, done + 4))
-    assert last_states(Record(run)) == {"anna": "whole", "berta": "whole"}
-    assert [one.end()[0] for one in clients] == [0, 0]
+def test_a_server_is_upgraded_in_mid_job_and_keeps_its_clients(start: Start, folder: Path) -> None:
+    """A service manager ends the server by SIGTERM; its clients wait for the server that resumes the job."""
+    job = Job(start, folder)
+    job.server.until("round 3/")
+    job.server.process.send_signal(signal.SIGTERM)
+    assert job.server.end()[0] == 143
+    done = job.record.checkpoint_round or 0
+    assert job.record.manifest["status"] == "interrupted"
+    assert job.resume(done + 3) == list(range(1, done + 4))
+    assert last_states(job.record) == {"anna": "whole", "berta": "whole"}
+    assert [one.end()[0] for one in job.clients] == [0, 0]
 
 
-def test_a_server_killed_after_its_last_round_tells_its_clients_and_ends(
-    start: Start, folder: Path, tmp_path: Path
-) -> None:
-    (port,) = free_ports(1)
-    url = f"tcp://{HOST}:{port}"
-    (tmp_path / "plan.toml").write_text(PLAN.format(rounds=100_000))
-    listen = ("--listen", url, "--pki", str(folder))
-    server = start("server", "plan.toml", *listen)
-    clients = [client(start, url, name, "--timeout", "300") for name in ("anna", "berta")]
-    server.until("round 3/")
-    server.process.kill()
-    server.process.communicate()
-    (run,) = (tmp_path / "runs").iterdir()
-    done = Record(run).checkpoint_round
-    # The job has as many rounds as are done: so this is as if the server had been killed after its last round.
-    again = start("server", "--resume", f"runs/{run.name}", "--rounds", str(done), "--json", *listen)
-    code, out, err = again.end()
-    assert code == 0, err
-    assert [one["round"] for one in json.loads(out)["rounds"]] == list(range(1, int(done or 0) + 1))
-    assert [one.end()[0] for one in clients] == [0, 0]
-    assert Record(run).manifest["status"] == "complete"
-    # Now there is nothing to do, whichever command is asked, and nothing listens.
+def test_a_server_killed_after_its_last_round_tells_its_clients_and_ends(start: Start, folder: Path) -> None:
+    job = Job(start, folder)
+    job.kill_server(3)
+    done = job.record.checkpoint_round or 0
+    # With as many rounds as are done, this is as if the server had been killed after its last round.
+    assert job.resume(done) == list(range(1, done + 1))
+    assert [one.end()[0] for one in job.clients] == [0, 0]
+    assert job.record.manifest["status"] == "complete"
+    # Now both commands have nothing to do, and do not listen.
+    run = f"runs/{job.record.path.name}"
     for command in ("server", "run"):
-        code, out, err = start(command, "--resume", f"runs/{run.name}", "--json").end()
-        assert (code, json.loads(out)) == (0, {"record": f"runs/{run.name}", "status": "complete", "rounds_done": done})
-        assert f"all {done} rounds of runs/{run.name} are done; ask for more with --rounds" in err
+        code, out, err = start(command, "--resume", run, "--json").end()
+        assert (code, json.loads(out)) == (0, {"record": run, "status": "complete", "rounds_done": done})
+        assert f"all {done} rounds of {run} are done; ask for more with --rounds" in err
 
 
 def test_doctor_shows_when_certificates_expire(start: Start, folder: Path) -> None:

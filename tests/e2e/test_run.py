@@ -60,7 +60,7 @@ def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None
 
 def test_payload_clients_do_not_import_what_they_do_not_need(result: Run) -> None:
     done = result("run", "--model", "payload:64KiB", "--clients", "1", "--rounds", "1")
-    assert done["peak_rss_bytes"]["clients"][0] < 60e6, "PyTorch or pydantic is in a client that trains nothing"
+    assert done["peak_rss_bytes"]["clients"][0] < 70e6, "PyTorch or pydantic is in a client that trains nothing"
 
 
 def test_a_network_learns(result: Run, tmp_path: Path) -> None:

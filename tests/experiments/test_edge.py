@@ -4,38 +4,44 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from experiments.edge import pictures, run, sweep
-from experiments.edge.bench import Ended, first_model
+from experiments.edge.bench import RoundLine, SystemRun, first_model
 
 
-def line(number: int, model: str, accuracy: float, time: float) -> dict[str, Any]:
+def line(number: int, model: str, accuracy: float, time: float) -> RoundLine:
     return {"round": number, "model": model, "accuracy": accuracy, "time": time}
 
 
 def test_only_rounds_that_change_the_model_count() -> None:
     """Flower goes on with the old model if no node has replied, and evaluates it again."""
     lines = [line(0, "a", 0.1, 1), line(1, "a", 0.1, 5), line(2, "b", 0.8, 9), line(3, "b", 0.8, 12)]
-    ended = Ended([*lines, line(4, "c", 0.95, 20)], began=1.0, ended=21.0, first="a")
+    ended = SystemRun([*lines, line(4, "c", 0.95, 20)], began=1.0, ended=21.0, first="a")
     assert [one["round"] for one in ended.done] == [2, 4]
     assert ended.seconds_to(0.9) == 19.0
     assert ended.table()["seconds_by_round"] == [8.0, 11.0]
-    assert Ended(lines, began=1.0, first="a").seconds_to(0.9) is None
+    assert SystemRun(lines, began=1.0, first="a").seconds_to(0.9) is None
 
 
 def test_the_first_model_is_the_same_in_each_process() -> None:
     assert first_model(16) == first_model(16) != first_model(17)
 
 
-def row(system: str, fault: float, seconds: float | None, name: str = "loss") -> dict[str, Any]:
-    common = {"limit": 240, "load": [1.0, 2.0], "core": "abc", "rounds": 3}
-    return {"key": [name, system, fault], "seconds_to_target": seconds, **common}
+def row(system: str, fault: float, seconds: float | None, name: str = "loss") -> pictures.Row:
+    return {
+        "key": [name, system, fault],
+        "seconds_to_target": seconds,
+        "limit": 240,
+        "load": [1.0, 2.0],
+        "core": "abc",
+        "rounds": 3,
+    }
 
 
-def away(system: str, *, goes_on: bool, twice: float) -> dict[str, Any]:
-    measured = {"goes_on": goes_on, "after": 2.5, "twice": twice, "how": [], "note": "it was gone"}
-    return {**row(system, 360.0, None, "outage"), **measured}
+def away(system: str, *, goes_on: bool, twice: float) -> pictures.Row:
+    measured: pictures.Row = row(system, 360.0, None, "outage")
+    measured.update({"goes_on": goes_on, "after": 2.5, "twice": twice, "how": [], "note": "it was gone"})
+    return measured
 
 
 ROWS = [

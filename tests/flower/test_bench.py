@@ -65,14 +65,14 @@ def test_a_cell_runs_the_app_and_is_measured(tmp_path: Path) -> None:
 def test_a_dry_run_knows_what_an_app_would_send() -> None:
     from thalweg.bench.estimate import Estimate
     from thalweg.flower.run import plan_of, preview
-    from thalweg.plan.least import least
+    from thalweg.plan.least import least_seconds
 
     plan = plan_of(APPS / "numpy_messages", {"job.clients": 2, "transport.url": "tcp", "network": "wifi"})
     previewed = preview(plan)
     assert (previewed.rounds, previewed.clients, previewed.fold) == (3, 2, "auto")
     assert previewed.update_bytes is not None
     assert previewed.update_bytes > 0
-    assert previewed.estimate_seconds == least(plan, previewed.update_bytes, 3) > 0
+    assert previewed.estimate_seconds == least_seconds(plan, previewed.update_bytes, 3) > 0
     (cell,) = Matrix.of(BenchPlan.of({"base": {"job": {"clients": 2}}, "matrix": {
         "app": [MESSAGES], "transport": ["tcp"], "network": ["wifi"],
     }})).cells  # fmt: skip

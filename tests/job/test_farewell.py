@@ -15,7 +15,7 @@ import thalweg
 from tests.outcomes import participant_of
 from thalweg import _core
 from thalweg.job.common.farewell import farewell, reason
-from thalweg.job.star.attendance import NAMED, Attendance, sentences
+from thalweg.job.star.attendance import MAX_NAMED, Attendance, sentences
 from thalweg.machine import Usage
 from thalweg.outcome.core import Absence, Participant
 
@@ -130,9 +130,9 @@ def test_attendance_knows_who_missed_what_and_what_each_used() -> None:
 
 
 def test_only_so_many_are_named() -> None:
-    many = [Absence(f"c{n}", 0, None, True) for n in range(NAMED + 5)]
+    many = [Absence(f"c{n}", 0, None, True) for n in range(MAX_NAMED + 5)]
     lines = sentences(many, 1)
-    assert len(lines) == NAMED + 1
+    assert len(lines) == MAX_NAMED + 1
     assert "5 more" in lines[-1]
 
 

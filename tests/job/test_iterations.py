@@ -15,7 +15,7 @@ from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import MetricsError
 from thalweg.graphs import schedule
 from thalweg.job.common.parties import bytes_of
-from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.iterations import Iteration, IterationWeights, iterate, iteration_weights_of
 from thalweg.job.graph.lines import decode, encode
 from thalweg.job.graph.peer import Peer
 
@@ -62,7 +62,10 @@ class Party:
 
 
 def run(
-    rounds: int, turns: Turns, skips: Mapping[int, int] | None = None, metrics: dict[str, Any] | None = None
+    rounds: int,
+    weights: IterationWeights,
+    skips: Mapping[int, int] | None = None,
+    metrics: dict[str, Any] | None = None,
 ) -> tuple[Core, Party, list[Iteration]]:
     arena = _core.Arena(_core.Layout([("w", "F32", [16])]))
     core, party = Core(arena, skips), Party(arena, metrics)
@@ -70,16 +73,16 @@ def run(
     done = iterate(
         core,
         peer,
-        turns,
+        weights,
         rounds,
         config=lambda number: ReceivedConfig({"round": number}),
-        tests=lambda number: number % 2 == 0,
+        evaluates_after=lambda number: number % 2 == 0,
     )
     return core, party, list(done)
 
 
 def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
-    core, party, (first, second) = run(2, Turns([{"node-2": 0.25}]))
+    core, party, (first, second) = run(2, IterationWeights([{"node-2": 0.25}]))
     assert core.said == [
         ("begin", 1, {"node-2": 0.25}, None),
         ("ready", 1),
@@ -100,7 +103,7 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
 
 
 def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
-    core, party, done = run(6, Turns([{"node-2": 0.25}]), skips={2: 5})
+    core, party, done = run(6, IterationWeights([{"node-2": 0.25}]), skips={2: 5})
     assert [one.number for one in done] == [1, 5, 6]
     assert [config.round for config in party.told] == [1, 2, 6]
     assert ("wait", 5) in core.said
@@ -109,11 +112,11 @@ def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
 
 def test_what_is_no_metric_is_refused() -> None:
     with pytest.raises(MetricsError, match="train returned the metric"):
-        run(1, Turns([{"node-2": 0.25}]), metrics={"loss": [1, 2]})
+        run(1, IterationWeights([{"node-2": 0.25}]), metrics={"loss": [1, 2]})
 
 
 def test_a_graph_that_changes_says_what_comes_next() -> None:
-    core, _, _ = run(3, Turns([{"node-2": 0.5}, {"node-3": 0.5}]))
+    core, _, _ = run(3, IterationWeights([{"node-2": 0.5}, {"node-3": 0.5}]))
     begun = [said[1:] for said in core.said if said[0] == "begin"]
     assert begun == [
         (1, {"node-2": 0.5}, [{"node-3": 0.5}, {"node-2": 0.5}]),
@@ -122,23 +125,24 @@ def test_a_graph_that_changes_says_what_comes_next() -> None:
     ]
 
 
-def test_the_turns_of_a_graph() -> None:
+def test_the_weights_of_a_graph() -> None:
     star = schedule("star", 4, 0)
-    assert turns_of(star, NAMES, "node-1", "metropolis") == Turns([dict.fromkeys(NAMES[1:], 0.25)])
-    assert turns_of(star, NAMES, "node-3", "metropolis").at(9) == {"node-1": 0.25}
-    assert turns_of(star, NAMES, "node-3", "renormalise").at(9) == {"node-1": 0.25, "node-3": 0.75}
-    assert not turns_of(star, NAMES, "node-3", "metropolis").changes
+    expected = IterationWeights([dict.fromkeys(NAMES[1:], 0.25)])
+    assert iteration_weights_of(star, NAMES, "node-1", "metropolis") == expected
+    assert iteration_weights_of(star, NAMES, "node-3", "metropolis").at(9) == {"node-1": 0.25}
+    assert iteration_weights_of(star, NAMES, "node-3", "renormalise").at(9) == {"node-1": 0.25, "node-3": 0.75}
+    assert not iteration_weights_of(star, NAMES, "node-3", "metropolis").changes
 
 
 def test_the_papers_weights_say_the_neighbours_degrees() -> None:
     star = schedule("star", 4, 0)
-    assert turns_of(star, NAMES, "node-1", "paper").at(1) == dict.fromkeys(NAMES[1:], 0.5)
-    assert turns_of(star, NAMES, "node-3", "paper").at(1) == {"node-1": 0.25}
+    assert iteration_weights_of(star, NAMES, "node-1", "paper").at(1) == dict.fromkeys(NAMES[1:], 0.5)
+    assert iteration_weights_of(star, NAMES, "node-3", "paper").at(1) == {"node-1": 0.25}
 
 
 def test_on_a_one_peer_graph_a_node_hears_one_and_sends_to_another() -> None:
-    turns = turns_of(schedule("one-peer", 4, 0), NAMES, "node-2", "metropolis")
-    core, _, _ = run(3, turns)
+    weights = iteration_weights_of(schedule("one-peer", 4, 0), NAMES, "node-2", "metropolis")
+    core, _, _ = run(3, weights)
     begun = [said[2:] for said in core.said if said[0] == "begin"]
     assert begun == [
         ({"node-1": 0.5}, [{"node-4": 0.5}, {"node-1": 0.5}]),
@@ -148,9 +152,9 @@ def test_on_a_one_peer_graph_a_node_hears_one_and_sends_to_another() -> None:
     assert core.sent_to == [["node-3"], ["node-4"], ["node-3"]]
 
 
-def test_the_turns_of_a_graph_that_is_drawn() -> None:
+def test_the_weights_of_a_graph_that_is_drawn() -> None:
     names = [f"node-{number}" for number in range(1, 11)]
-    drawn = turns_of(schedule("3-regular,dynamic", 10, 1), names, "node-1", "metropolis")
+    drawn = iteration_weights_of(schedule("3-regular,dynamic", 10, 1), names, "node-1", "metropolis")
     assert drawn.changes
     assert drawn.at(3) == drawn.at(3)
     assert len({tuple(drawn.at(number)) for number in range(1, 9)}) > 4
@@ -158,7 +162,7 @@ def test_the_turns_of_a_graph_that_is_drawn() -> None:
 
 
 def test_a_line_has_what_the_record_needs() -> None:
-    _, _, (done,) = run(1, Turns([{"node-2": 0.25}]))
+    _, _, (done,) = run(1, IterationWeights([{"node-2": 0.25}]))
     said = json.loads(wire.encode(encode(done.line(3.5))))
     assert (said["number"], said["clock"], said["samples"]) == (1, 3.5, 7)
     assert said["before"] != said["after"]

@@ -423,7 +423,7 @@ def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
     try:
         options = {"token": token(role, name), "tree": True, "timeout": 5.0}
         member = _core.TaskClient(with_tree.address, name, json.dumps(options))
-        with pytest.raises(_core.CoreError, match=f"for the role {role}, and here tree-node is asked for"):
+        with pytest.raises(_core.CoreError, match=f"for the role {role}, but this server requires tree-node"):
             member.join()
         # The client is redirected to the node that it belongs to, as it should be.
         client = _core.Client(with_tree.address, name, json.dumps({"token": token(role, name)}), None)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.outcomes import outcome_of
 from thalweg.errors import LinkError, PlanError
-from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.plan import Plan
 from thalweg.transports import pki
 from thalweg.trees.counters import Created, Decisions, Now, Percentiles, Reused, Started, Workers
@@ -59,8 +59,8 @@ def test_rounds_updates_and_bytes_are_counted() -> None:
         before = Scraped(url)
         assert (before["rounds_total"], before["clients"]) == (0, 2)
         assert not any("accuracy" in name or "node=" in name for name in before.values)
-        count(Counted.of_entry(entry(1, accuracy=0.5)))
-        count(Counted.of_entry(entry(2, accuracy=0.75, loss=1.5)))
+        count(RoundCounts.of_entry(entry(1, accuracy=0.5)))
+        count(RoundCounts.of_entry(entry(2, accuracy=0.75, loss=1.5)))
         scrape = Scraped(url)
     assert (scrape["rounds_total"], scrape['updates_total{state="whole"}'], scrape['updates_total{state="lost"}']) == (
         2,
@@ -78,7 +78,7 @@ def test_an_outcome_of_the_core_counts_as_an_entry_of_the_journal_does() -> None
     notes: list[str] = []
     outcome = outcome_of(participants=[{"client": "a", "state": "whole"}, {"client": "b", "state": "lost"}])
     with exposing("127.0.0.1:0", notes.append, clients=list) as count:
-        count(Counted.of_outcome(outcome))
+        count(RoundCounts.of_outcome(outcome))
         assert Scraped(notes[0].partition(" ")[2])['updates_total{state="lost"}'] == 1
 
 
@@ -101,7 +101,7 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(LinkError, match="cannot give metrics at 127") as caught,
+            pytest.raises(LinkError, match="cannot serve metrics at 127") as caught,
             exposing(str(port), print, clients=list),
         ):
             pass
@@ -113,7 +113,7 @@ def test_nobody_listens_without_being_asked() -> None:
         raise AssertionError
 
     with exposing(None, noted, clients=list) as count:
-        count(Counted.of_entry(entry(1)))
+        count(RoundCounts.of_entry(entry(1)))
 
 
 @pytest.mark.parametrize("where", ["70000", "-1", "host:", "nine", "host:1:", ""])

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from thalweg.job.common import page_server
-from thalweg.job.common.page_server import MOST, PLAIN, TIMEOUT, PageServer, origin
+from thalweg.job.common.page_server import MAX_CONNECTIONS, PLAIN, TIMEOUT, PageServer, origin
 
 LOCAL = "127.0.0.1"
 
@@ -103,20 +103,20 @@ def test_each_request_has_its_answer(
 def test_silent_connections_from_one_address_take_half_of_the_places(
     server: PageServer, connect: Callable[..., socket.socket]
 ) -> None:
-    silent = [connect("127.0.0.2") for _ in range(3 * MOST)]
-    assert server.connections == MOST // 2
-    gone = [caller.recv(1) for caller in silent[: -MOST // 2]]
+    silent = [connect("127.0.0.2") for _ in range(3 * MAX_CONNECTIONS)]
+    assert server.connections == MAX_CONNECTIONS // 2
+    gone = [caller.recv(1) for caller in silent[: -MAX_CONNECTIONS // 2]]
     assert gone == [b""] * len(gone), "the oldest gave way"
     assert b"ok\n" in answered(server, connect(words=get("/health"))), "and others are let in"
-    assert server.connections == MOST // 2
+    assert server.connections == MAX_CONNECTIONS // 2
 
 
 def test_many_addresses_take_no_more_than_all_places(server: PageServer, connect: Callable[..., socket.socket]) -> None:
-    for number in range(3 * MOST):
+    for number in range(3 * MAX_CONNECTIONS):
         connect(f"127.0.1.{number + 1}")
-    for _ in range(MOST // 2):
+    for _ in range(MAX_CONNECTIONS // 2):
         connect("127.0.0.2")
-    assert server.connections == MOST
+    assert server.connections == MAX_CONNECTIONS
     assert b"ok\n" in answered(server, connect(words=get("/health")))
 
 
@@ -175,7 +175,7 @@ def test_the_server_has_one_thread_and_closes_all_sockets() -> None:
             caller.sendall(get("/health"))
             assert b"ok\n" in b"".join(iter(lambda: caller.recv(4096), b""))
         assert threading.active_count() == before + 1
-        assert server.connections <= MOST
+        assert server.connections <= MAX_CONNECTIONS
         server.close()
         server.close()
     assert threading.active_count() == before

@@ -13,7 +13,15 @@ import pytest
 from thalweg import _core, apps
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError
-from thalweg.job.common.parties import AppClient, Described, Payload, bytes_of, modules_of, round_config, server_party
+from thalweg.job.common.parties import (
+    AppClient,
+    PartyBuilder,
+    Payload,
+    bytes_of,
+    modules_of,
+    round_config,
+    server_party,
+)
 from thalweg.models import PayloadSpec
 from thalweg.plan import Plan
 from thalweg.tensors.binding import attach
@@ -41,7 +49,7 @@ def test_a_payload_plan_has_a_payload_on_both_sides() -> None:
     assert (party.parameters, len(party.arena), party.evaluate()) == (1000, 4000, {})
     config = round_config(plan, 7, ["a"]).table()
     assert config == {"round": 7, "model": "payload:4KB"}
-    client = Described("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
+    client = PartyBuilder("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
     assert client.train(ReceivedConfig(config)) == (1, {})
 
 
@@ -50,7 +58,7 @@ def test_a_payload_may_take_its_time() -> None:
     config = round_config(plan, 1, ["a"]).table()
     assert config["training"] == {"compute": 0.02, "compute_load": "none"}
     party = server_party(plan)
-    client = Described("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
+    client = PartyBuilder("a", data_root=None, threads=None)(ReceivedConfig(config), party.arena)
     before, started = bytes(bytes_of(party.arena)), time.monotonic()
     assert client.train(ReceivedConfig(config)) == (1, {})
     assert time.monotonic() - started >= 0.02
@@ -74,7 +82,7 @@ def test_what_the_server_says_is_enough_to_train() -> None:
     arena = _core.Arena(server.arena.layout)
     bytes_of(arena)[:] = bytes_of(server.arena)
     before = bytes(bytes_of(arena))
-    samples, metrics = Described("b", data_root=None, threads=1)(config, arena).train(config)
+    samples, metrics = PartyBuilder("b", data_root=None, threads=1)(config, arena).train(config)
     assert samples > 0
     assert cast("float", metrics["loss"]) > 0
     assert bytes(bytes_of(arena)) != before, "training happens in the arena"
@@ -120,7 +128,7 @@ def test_settings_that_the_server_leaves_out_are_the_defaults(algorithm: dict[st
 def test_what_the_server_says_is_checked(change: dict[str, Any], words: str) -> None:
     config = {**round_config(Plan.of(DIGITS), 1, ["a", "b"]).table(), **change}
     with pytest.raises(PlanError, match=words):
-        Described("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
+        PartyBuilder("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
 
 
 def test_a_server_does_not_choose_the_folders_of_clients() -> None:

@@ -112,7 +112,7 @@ def test_a_tracker_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         tell = record._watchers[0]
         for _ in range(200_000):
             tell(one)
-    assert notes[0].startswith("waiting for tensorboard:boards to write what waits")
+    assert notes[0].startswith("waiting for tensorboard:boards to write the last rounds")
     assert notes[1] == "the tracker tensorboard:boards has failed: it did not end in time"
     record.finish("complete")
 

@@ -80,7 +80,7 @@ def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
     layers: Any = message_layers(plan({"rate": "50mbit"}))
     assert layers["up"]["rate"] == 50 * MBIT
     assert "clients" not in layers
-    with pytest.raises(PlanError, match=r"nodes\.link is of many at once") as caught:
+    with pytest.raises(PlanError, match=r"nodes\.link is shared by several") as caught:
         message_layers(plan({"rate": "50mbit"}, link="1gbit"))
     assert "emulator = 'packet'" in caught.value.hint
 

@@ -10,7 +10,7 @@ from thalweg.advise.condition import condition_of
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.errors import ModelError, PlanError, ThalwegError
-from thalweg.job.common.parties import Described, round_config
+from thalweg.job.common.parties import PartyBuilder, round_config
 from thalweg.plan import Plan
 
 OPTIONS = {"object": "my_app:App", "options": {"lr": 0.1, "deep": True, "name": "x", "steps": 3}}
@@ -56,7 +56,7 @@ def test_the_command_line_names_an_app() -> None:
         ({"model": {"tensors": []}}, "tensors in .model."),
         ({"model": {"tensors": [""]}}, "tensors in .model."),
         ({"model": {"tensors": 3}}, "tensors in .model. is 3"),
-        ({"model": {"name": "payload:4KB", "tensors": "x"}}, "travels whole"),
+        ({"model": {"name": "payload:4KB", "tensors": "x"}}, "is always sent"),
     ],
 )
 def test_what_cannot_be(table: dict[str, Any], words: str) -> None:
@@ -78,8 +78,8 @@ def test_clients_hear_which_app_it_is_and_load_none_because_of_it() -> None:
     assert config == {
         "round": 2, "rounds": 5, "clients": 4, "names": ["a", "b"], "seed": 4, "tensors": ["head.*"], "app": OPTIONS,
     }  # fmt: skip
-    with pytest.raises(PlanError, match="trains an app of its own, 'my_app:App'") as caught:
-        Described("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
+    with pytest.raises(PlanError, match="trains the user's own app 'my_app:App'") as caught:
+        PartyBuilder("a", data_root=None, threads=None).prepare(ReceivedConfig(config))
     assert "--app" in caught.value.hint
 
 

@@ -213,7 +213,7 @@ KEYS: Final = {key.path: key for key in keys(Plan)}
 def lines_of(path: str) -> list[str]:
     """Return the lines of a key: its own line, or the line of a section around it."""
     parts = path.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in effects.LINES]
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in effects.EFFECTS]
 
 
 def is_section(key: Key) -> bool:
@@ -265,7 +265,7 @@ def words_read() -> frozenset[str]:
 def cases(*, with_effect: bool) -> Iterator[tuple[str, str]]:
     """Return pairs of a key and a job, without the keys that decide the shape of the job."""
     for path in VALUES.keys() - {"job.graph", "aggregation.shape", "app"}:
-        without = effects.LINES[path].without
+        without = effects.EFFECTS[path].without
         yield from ((path, job) for job in effects.JOBS if (job not in without) is with_effect)
 
 
@@ -278,12 +278,12 @@ def any_build(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_key_has_one_line() -> None:
     missing = [path for path, key in KEYS.items() if not is_section(key) and len(lines_of(path)) != 1]
     assert missing == [], "say in thalweg.plan.effects in which jobs they have an effect"
-    assert [path for path in effects.LINES if path not in {key.path for key in keys(Plan)}] == []
-    assert set(VALUES) == set(effects.LINES) - {f"network.{key}" for key in effects.LINKS}
+    assert [path for path in effects.EFFECTS if path not in {key.path for key in keys(Plan)}] == []
+    assert set(VALUES) == set(effects.EFFECTS) - {f"network.{key}" for key in effects.LINKS}
 
 
 def test_lines_name_shapes_that_there_are() -> None:
-    assert {job for line in effects.LINES.values() for job in line.without} == set(effects.JOBS)
+    assert {job for line in effects.EFFECTS.values() for job in line.without} == set(effects.JOBS)
     assert {job: effects.job_of(Plan.of(base)) for job, base in BASES.items()} == {job: job for job in effects.JOBS}
 
 
@@ -294,7 +294,7 @@ def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
     section = path.partition(".")[0]
     # Some keys are refused because their whole section is, or because there is an app.
     wanted = (
-        f"{path} has no effect {effects.IN[job]}: {effects.LINES[path].without[job]}",
+        f"{path} has no effect {effects.IN[job]}: {effects.EFFECTS[path].without[job]}",
         f"[{section}]",
         "beside an app",
     )
@@ -377,8 +377,8 @@ def test_the_error_names_what_gives_a_key_an_effect() -> None:
     [
         ({"job.goal": 9}, "a round cannot end with 9 updates"),
         ({"job.goal": 1, "job.enough": 2}, "a round cannot end with 1 updates: it needs 2"),
-        ({"aggregation.stale": 1, "aggregation.partial": "keep"}, "partial = keep has folded a part of a late update"),
-        ({"aggregation.stale": 1, "algorithm.name": "fedadam"}, "takes a step from the model that a round began with"),
+        ({"aggregation.stale": 1, "aggregation.partial": "keep"}, "a part of a late update already counts"),
+        ({"aggregation.stale": 1, "algorithm.name": "fedadam"}, "the model with which the round began"),
     ],
 )
 def test_goals_and_late_updates_that_no_round_can_have_are_refused(said: dict[str, Any], why: str) -> None:

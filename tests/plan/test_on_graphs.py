@@ -53,22 +53,22 @@ def test_an_algorithm_of_graphs_needs_one() -> None:
         (
             {"job.graph": "full", "job.exchange": "segments", "job.wait": "none"},
             "needs job.wait = all",
-            "Set job.wait to that",
+            "Change job.wait",
         ),
         (
             {"job.graph": "full", "job.exchange": "segments", "aggregation.weights": "symmetric"},
             "needs aggregation.weights = metropolis or renormalise",
-            "Set aggregation.weights to that",
+            "Change aggregation.weights",
         ),
         (
             {"job.graph": "full", "job.exchange": "segments", "layers.compress": {"format": "f16"}},
             "needs compression = none",
-            "Set compression to that",
+            "Change compression",
         ),
         ({"algorithm.name": "fedavg"}, "cannot have the algorithm fedavg", "which is then dpsgd"),
         (
             {"job.graph": "one-peer", "aggregation.weights": "symmetric"},
-            "models go one way",
+            "models are sent one way",
             "Take metropolis or renormalise",
         ),
         ({"hosts.nodes": {"a": "h:1"}, "job.clients": 2}, "names 1 nodes where job.clients is 2", "leave job.clients"),

@@ -68,7 +68,7 @@ def test_their_network_and_stress_can_be_emulated() -> None:
     [
         (
             {"tree": {"top": "sharded"}, "repair": {"spread": True, "resend": False}},
-            "repair.spread scatters what is lost over all bytes",
+            "repair.spread scatters losses over all bytes",
         ),
         ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
@@ -77,8 +77,8 @@ def test_their_network_and_stress_can_be_emulated() -> None:
             {"tree": {"top": "first-finished"}, "job": {"clients": 4, "choose": 2}},
             "only a dedicated top has all sums at once",
         ),
-        ({"transport": {"url": "memory"}}, "memory nobody else can listen"),
-        ({"transport": {"url": "mqtt"}}, "mqtt nobody else can listen"),
+        ({"transport": {"url": "memory"}}, "memory only the server can listen"),
+        ({"transport": {"url": "mqtt"}}, "mqtt only the server can listen"),
     ],
 )
 def test_what_several_nodes_cannot_have_is_named(sections: dict[str, Any], named: str) -> None:
@@ -103,8 +103,8 @@ def test_ray_may_place_several_nodes() -> None:
         ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address has no effect .* it is for Ray"),
         ({"nodes": {**RAY, "ray_address": "10.0.0.1"}}, "nodes.ray_address is '10.0.0.1'"),
         ({"nodes": {**RAY, "ray_address": "ray://10.0.0.1:10001"}}, "nodes.ray_address is 'ray://"),
-        ({"nodes": RAY, "network": {"profile": "lan"}}, r"\[network\] is of nodes on this machine"),
-        ({"nodes": {**RAY, "ray_address": "auto"}, "transport": {"url": "shm"}}, "shm does not leave a machine"),
+        ({"nodes": RAY, "network": {"profile": "lan"}}, r"\[network\] is for nodes on this machine"),
+        ({"nodes": {**RAY, "ray_address": "auto"}, "transport": {"url": "shm"}}, "shm stays within one machine"),
     ],
 )
 def test_what_ray_cannot_have_is_named(sections: dict[str, Any], named: str) -> None:
@@ -114,7 +114,7 @@ def test_what_ray_cannot_have_is_named(sections: dict[str, Any], named: str) -> 
 
 @pytest.mark.parametrize("section", ["tree", "nodes"])
 def test_a_tree_needs_its_shape(section: str) -> None:
-    with pytest.raises(PlanError, match=rf"\[{section}\] is of aggregation trees") as caught:
+    with pytest.raises(PlanError, match=rf"\[{section}\] is for aggregation trees") as caught:
         check(Plan.of({section: {}}))
     assert "--aggregation tree" in caught.value.hint
 

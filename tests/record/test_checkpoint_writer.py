@@ -232,7 +232,7 @@ def test_urls_that_mean_nothing_are_refused(tmp_path: Path, url: str, said: str)
     [
         ({"model": {"name": "payload:1MiB"}}, "no checkpoints are written"),
         ({"job": {"graph": "ring"}}, "nodes of a graph keep their models in the record"),
-        ({"record": {"checkpoint_to": "s3://key:secret@bucket/folder"}}, "has a key or a password"),
+        ({"record": {"checkpoint_to": "s3://key:secret@bucket/folder"}}, "contains a key or a password"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(table: dict[str, Any], said: str) -> None:

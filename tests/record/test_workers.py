@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,10 @@ def test_each_plan_is_in_one_row(tmp_path: Path) -> None:
     unplanned = replace(counters(), decisions=None)
     for number, of_node in enumerate([(1,), (1, 2, 3), (2, 3)], 1):
         rows = watched.rows(number, {"node-0": counters(*of_node), "node-1": unplanned})
-        workers.append(tmp_path, list(rows))
+        workers.append(tmp_path, [asdict(row) for row in rows])
     # Another process of the node counts anew.
-    workers.append(tmp_path, list(watched.rows(4, {"node-0": counters(1)})))
+    rows = watched.rows(4, {"node-0": counters(1)})
+    workers.append(tmp_path, [asdict(row) for row in rows])
     found = list(workers.read(tmp_path))
     assert numbers(found) == [(1, "node-0", [1]), (2, "node-0", [2, 3]), (3, "node-0", []), (4, "node-0", [1])]
     assert found[0]["created"] == {"leaf": 2, "middle": 1}

@@ -27,7 +27,7 @@ from thalweg.bench import BenchPlan
 from thalweg.bench import axes as words
 from thalweg.bench.axes import PlanTable
 from thalweg.plan import Plan
-from thalweg.plan.least import least, update_bytes
+from thalweg.plan.least import least_seconds, update_bytes
 from thalweg.report.numbers import spread
 from thalweg.report.senders import bbr_by_default
 from thalweg.transports import registry
@@ -237,7 +237,7 @@ def _cost(wanted: Plan, group: Group, judged: Verdict) -> Cost:
         seconds += missing * fmean(durations) if durations else 0.0
         beyond += [max(0.0, run.seconds - run.least_seconds) for run in runs if run.seconds is not None]
     ways = len(_ways())
-    each = least(wanted) + (fmean(beyond) if beyond else 0.0)
+    each = least_seconds(wanted) + (fmean(beyond) if beyond else 0.0)
     every = ways * _repetitions()
     return Cost(Runs(more, seconds if beyond else None), Runs(every, every * each if beyond else None))
 

@@ -18,7 +18,7 @@ from thalweg.bench.measure import numbers
 from thalweg.bench.values import ByKind, RunNumbers
 from thalweg.errors import RecordError, ThalwegError
 from thalweg.plan import Plan
-from thalweg.plan.least import least
+from thalweg.plan.least import least_seconds
 from thalweg.record.facts import Facts
 from thalweg.report.numbers import divided, network, transport, transport_of
 from thalweg.report.senders import congestion, default_congestion, with_system
@@ -174,7 +174,7 @@ def _measured(run: Run, found: Found) -> Measured:
         condition=condition_of(run.plan, run.manifest.whole("update_bytes")),
         numbers=numbers(run) if done else None,
         seconds=found.seconds if found.seconds is not None else _elapsed(run.manifest),
-        least_seconds=least(run.plan),
+        least_seconds=least_seconds(run.plan),
         reason=None if done else found.reason or run.reason,
         congestion=congestion(run),
         default_congestion=default_congestion(run),
@@ -191,7 +191,7 @@ def _never_began(path: Path, reason: str | None) -> Measured:
         condition=condition_of(plan),
         numbers=None,
         seconds=None,
-        least_seconds=least(plan),
+        least_seconds=least_seconds(plan),
         reason=reason,
     )
 

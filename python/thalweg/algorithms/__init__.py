@@ -1,6 +1,7 @@
-"""The algorithms that a plan can name, and what the parties compute. Imports no framework.
+"""The algorithms of federated and decentralized learning. Importing this package imports no ML framework.
 
-``ALGORITHMS`` has all of them by their name in ``[algorithm]``. Each is defined once, at the end of its own file.
+``ALGORITHMS`` has those that a plan can name, by their name in ``[algorithm]``. ``FUNCTIONS`` has those that a program
+calls instead. Each is defined once, at the end of its own file.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from thalweg.algorithms import (
 from thalweg.algorithms.algorithm import Algorithm
 from thalweg.errors import PlanError
 
-__all__ = ["ALGORITHMS", "CALLED", "FOR_GRAPHS", "ON_GRAPHS", "SETTINGS", "Algorithm", "find"]
+__all__ = ["ALGORITHMS", "FUNCTIONS", "GRAPH_ALGORITHMS", "GRAPH_DEFAULT", "SETTINGS", "Algorithm", "find"]
 
 # The default algorithm of jobs on a graph, and all algorithms that such a job can have.
-ON_GRAPHS: Final = dpsgd.ALGORITHM.name
-FOR_GRAPHS: Final = (ON_GRAPHS, choco.ALGORITHM.name)
+GRAPH_DEFAULT: Final = dpsgd.ALGORITHM.name
+GRAPH_ALGORITHMS: Final = (GRAPH_DEFAULT, choco.ALGORITHM.name)
 # In the order in which documents list them.
 _ALL: Final = (
     fedavg.ALGORITHM,
@@ -46,8 +47,8 @@ _ALL: Final = (
     choco.ALGORITHM,
 )
 ALGORITHMS: Final = {one.name: one for one in _ALL}
-#: Those that a program calls, and that no plan can name.
-CALLED: Final = (fedbuff.CALLED, diloco.CALLED)
+#: Algorithms that are functions of ``thalweg``. No plan can name them.
+FUNCTIONS: Final = (fedbuff.FUNCTION, diloco.FUNCTION)
 
 # The keys of [algorithm] that are settings of some algorithm with a server.
 SETTINGS: Final = tuple(dict.fromkeys(key for one in ALGORITHMS.values() for key in one.settings))

@@ -1,11 +1,12 @@
-"""CHOCO-SGD: nodes of a graph exchange rounded differences of models, in a way that makes up for rounding errors later.
+"""CHOCO-SGD: nodes of a graph exchange rounded differences of models. What rounding leaves out is sent later.
 
-Node i has its model x_i, the replica y_i that its neighbours have of x_i, and s_i, the sum of w_ij y_j. It trains x_i
-and sends q_i = C(x_i - y_i), where C rounds. The exchange gives it the sum of w_ij q_j, its own q_i included. Then q_i
-is added to y_i, the sum to s_i, and gamma (s_i - y_i) to x_i. All nodes begin with the same model, which is then also
-the first y and s; in a resumed job y and s begin as 0. With gamma = 1 it is DCD-PSGD (Tang et al. 2018).
+Node i has its model x_i, the replica y_i (what its neighbours know of x_i), and s_i, the sum of w_ij y_j. In an
+iteration it trains x_i and sends q_i = C(x_i - y_i), where C rounds. It receives the sum of w_ij q_j, with its own q_i
+included. Then it adds q_i to y_i, the received sum to s_i, and gamma (s_i - y_i) to x_i.
 
-An error of s_i - y_i would move x_i in every later iteration, so y and s have float64 values.
+All nodes begin with the same model, and y and s begin as that model; in a resumed job y and s begin as 0. With
+gamma = 1 it is DCD-PSGD (Tang et al. 2018). y and s are float64, because an error in s_i - y_i would move x_i in every
+later iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from thalweg.algorithms.algorithm import AMONG_NODES, Algorithm
+from thalweg.algorithms.algorithm import NEEDS_GRAPH, Algorithm
 from thalweg.errors import RoundError
 from thalweg.tensors.arena import Arena
 
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 
 
 NAME: Final = "choco"
-# For each format of layers.compress: by which fraction of its norm C changes a vector. For f16 it is an upper bound.
-# For int8 it holds for normally distributed values: the largest of 256 values is about three standard deviations, and a
-# step is at most a 64th of it, which gives a 70th or less. If single values stand out, it may be up to eight times as
-# much.
+# The rounding error of each format of layers.compress: how far C moves a vector, as a fraction of the vector's norm.
+# The value for f16 is an upper bound. That for int8 assumes normally distributed values: the largest of 256 is then
+# about three standard deviations, a step is at most 1/64 of it, and the error is 1/70 or less. With a few values that
+# are much larger than the others, the error may be up to eight times as much.
 ERRORS: Final[Mapping[str | None, float]] = {None: 0.0, "f16": 2.0**-11, "int8": 1 / 64}
 
 
 def step_size(schedule: Schedule, compression: str | None) -> float:
-    """Return gamma for a graph that does not change, from its spectral gap and the error of rounding.
+    """Return gamma for a graph that does not change, from its spectral gap and the rounding error.
 
-    Let a be the rounding error (``ERRORS``), g the spectral gap, m the norm of 1 - W, u the distance of the models from
-    their mean, and v the distance of the models from their replicas. One exchange changes u to at most (1 - gamma g) u
-    + gamma m a v, and v to at most gamma m u + a (1 + gamma m) v. Both shrink if gamma < g (1 - a) / (a m (m + g)). The
-    result is half of that limit, and at most 1.
+    Let a be the rounding error (``ERRORS``), g the spectral gap, and m the norm of 1 - W. Let u be the distance of the
+    models from their mean, and v that of the models from their replicas. After one exchange u is at most
+    (1 - gamma g) u + gamma m a v, and v at most gamma m u + a (1 + gamma m) v. Both shrink if
+    gamma < g (1 - a) / (a m (m + g)). The result is half of that limit, and at most 1.
     """
     import numpy as np
 
@@ -50,13 +51,13 @@ def step_size(schedule: Schedule, compression: str | None) -> float:
 
 
 class Replicas:
-    """What a node keeps for CHOCO-SGD beside its model: the trained model, and two of twice its size.
+    """A node's state for CHOCO-SGD: a copy of the trained model, and in float64 its replica y and the sum s.
 
     They have only the model's float32 values. Other values are averaged, as with D-PSGD.
     """
 
     def __init__(self, arena: _core.Arena, gamma: float, compression: str | None, *, alike: bool = True) -> None:
-        """Begin with the model in the arena, which all nodes must have; if models are not ``alike``, begin with 0."""
+        """Begin with the model in the arena if all nodes have the same (``alike``), else with 0."""
         import numpy as np
 
         self._arena, self.gamma, self._compression = arena, gamma, compression
@@ -84,9 +85,9 @@ class Replicas:
             np.add(replica, values, out=replica)
 
     def after(self, missing: Sequence[str], *, fresh: bool) -> None:
-        """Put the next model into the arena, in the place of the weighted sum of differences.
+        """Replace the weighted sum of differences in the arena by the next model.
 
-        Raises RoundError if a difference is missing, because the replicas would differ from then on.
+        Raises RoundError if a difference is missing, because the nodes' replicas would differ from then on.
         """
         import numpy as np
 
@@ -113,5 +114,5 @@ ALGORITHM: Final = Algorithm(
         "with `layers.compress`; what rounding leaves out is sent later"
     ),
     source="Koloskova, Stich and Jaggi 2019, algorithm 2; with gamma = 1 Tang et al. 2018 (DCD-PSGD)",
-    refused=AMONG_NODES,
+    refused=NEEDS_GRAPH,
 )

@@ -1,4 +1,4 @@
-"""What an algorithm adds to a client's training in a round: before it, and to the update and its weight after it."""
+"""The client's part of an algorithm: what a client does before its training, and to its update and weight after it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from thalweg.algorithms.server_step import Values
+from thalweg.algorithms.settings import Settings
 from thalweg.tensors.arena import Arena
 
 
 class ClientStep(Protocol):
-    """One round of a client."""
+    """The client's part of an algorithm in one round."""
 
     def before(self) -> None:
-        """Look at the received model, before the training."""
+        """Prepare. Called before the training, when the arena has the received model."""
 
     def after(self, samples: float, metrics: Mapping[str, object]) -> tuple[float, Mapping[str, object]]:
-        """Change the update in the arena; return its weight and the metrics."""
+        """Change the update in the arena; return its weight and the metrics. Called after the training."""
 
 
 class Received:
-    """The trained tensors of a model as they were received, beside the arena in which they are trained."""
+    """A copy of a model's tensors as they were received, beside the arena in which they are trained."""
 
     def __init__(self, arena: Arena, names: list[str]) -> None:
         self._arena, self._names = arena, names
@@ -32,14 +33,14 @@ class Received:
         """Copy the received tensors."""
         self._start = [self._arena[name].copy() for name in self._names]
 
-    def scale(self, factor: float) -> None:
-        """Multiply by ``factor`` what the training has changed."""
+    def scale_change(self, factor: float) -> None:
+        """Multiply the change that training has made by ``factor``."""
         for name, start in zip(self._names, self._start, strict=True):
             trained = self._arena[name]
             trained[...] = start + factor * (trained.astype(_wide(start)) - start)
 
-    def square(self) -> float:
-        """Return the sum of the squares of what the training has changed."""
+    def squared_change(self) -> float:
+        """Return the squared norm of the change that training has made."""
         return float(
             sum(
                 np.square(self._arena[name].astype(np.float64) - start.astype(np.float64)).sum()
@@ -48,9 +49,9 @@ class Received:
         )
 
 
-# Makes the client's part of an algorithm: from its settings, the received model, and a function that returns the app's
-# metrics of the received model on the client's own data.
-MakeClient = Callable[[Mapping[str, Any], Received, Callable[[], Mapping[str, object]]], ClientStep]
+# Makes the client's part of an algorithm. Its arguments: the algorithm's settings, the received model, and a function
+# that evaluates the received model on the client's own data and returns the app's metrics.
+MakeClient = Callable[[Settings, Received, Callable[[], Mapping[str, object]]], ClientStep]
 
 
 def _wide(array: Values) -> type[np.floating[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from thalweg.algorithms.algorithm import AMONG_NODES, Algorithm
+from thalweg.algorithms.algorithm import NEEDS_GRAPH, Algorithm
 
 ALGORITHM: Final = Algorithm(
     name="dpsgd",
@@ -13,5 +13,5 @@ ALGORITHM: Final = Algorithm(
         "neighbours, and takes the weighted mean of its own and theirs"
     ),
     source="Lian et al. 2017, algorithm 1; udp-dpsgd, algorithms 1 to 3",
-    refused=AMONG_NODES,
+    refused=NEEDS_GRAPH,
 )

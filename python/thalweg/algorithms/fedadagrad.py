@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from thalweg.algorithms.algorithm import SERVED, Algorithm
+from thalweg.algorithms.algorithm import NEEDS_SERVER, Algorithm
 from thalweg.algorithms.server_step import Rule, Values
-from thalweg.algorithms.settings import Settings, of
+from thalweg.algorithms.settings import Settings, required
 from thalweg.algorithms.torch_rule import TorchRule
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ SETTINGS: Final[Settings] = {"server_learning_rate": 0.1, "tau": 1e-3}
 
 def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule. Raises PackageError if PyTorch is not installed."""
-    rate, tau = of(settings, "server_learning_rate"), of(settings, "tau")
+    rate, tau = required(settings, "server_learning_rate"), required(settings, "tau")
 
     def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         import torch
@@ -32,7 +32,7 @@ ALGORITHM: Final = Algorithm(
     name="fedadagrad",
     meaning="as fedavg, but the server's step towards the mean is Adagrad's (torch.optim.Adagrad)",
     source="Reddi et al. 2021, algorithm 2 with beta1 = 0; v begins as tau squared",
-    refused=SERVED,
+    refused=NEEDS_SERVER,
     settings=SETTINGS,
     rule=rule,
 )

@@ -1,10 +1,10 @@
-"""Federated averaging: rounds of local training whose mean is the next global model."""
+"""Federated averaging: the next global model is the mean of the models that clients have trained."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from thalweg.algorithms.algorithm import SERVED, Algorithm
+from thalweg.algorithms.algorithm import NEEDS_SERVER, Algorithm
 
 ALGORITHM: Final = Algorithm(
     name="fedavg",
@@ -13,5 +13,5 @@ ALGORITHM: Final = Algorithm(
         "samples, is the next one"
     ),
     source="McMahan et al. 2017, algorithm 1",
-    refused=SERVED,
+    refused=NEEDS_SERVER,
 )

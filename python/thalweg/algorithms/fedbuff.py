@@ -1,4 +1,4 @@
-"""FedBuff: the server takes a step when it has a number of updates, whichever versions of the model they began with."""
+"""FedBuff: the server takes a step when its buffer is full, even if the updates began with different versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from thalweg import _core
-from thalweg.algorithms.algorithm import STRATEGY, Called
+from thalweg.algorithms.algorithm import STRATEGY, FunctionAlgorithm
 from thalweg.algorithms.server_step import Values
 from thalweg.tensors.arena import Arena
 
@@ -21,7 +21,7 @@ def staleness_weight(staleness: int, exponent: float) -> float:
 
 @dataclass
 class Buffer:
-    """The weighted sum of the updates since the last step. It holds one float64 value for each of the model's."""
+    """The weighted sum of the updates since the last step, in float64."""
 
     names: Iterable[str]
     exponent: float
@@ -41,7 +41,7 @@ class Buffer:
         return weight
 
     def take(self, arena: _core.Arena) -> None:
-        """Add the sum, divided by the number of updates, to the model in ``arena``; begin anew."""
+        """Add the sum, divided by the number of updates, to the model in ``arena``, and empty the buffer."""
         tensors = Arena(arena)
         for name, values in self._sums.items():
             tensor = tensors[name]
@@ -49,15 +49,15 @@ class Buffer:
         self.count, self._sums = 0, {}
 
 
-_NODES: Final = "a tree's nodes fold updates of one round, and its updates are of different versions of the model"
-CALLED: Final = Called(
+_NODES: Final = "nodes of a tree fold updates of one round, and FedBuff's are of different versions of the model"
+FUNCTION: Final = FunctionAlgorithm(
     name="fedbuff",
-    meaning="asynchronous rounds: the server takes a step whenever it has a number of updates, and nobody waits",
+    meaning="asynchronous rounds: the server takes a step whenever enough updates are there, and no client waits",
     source="Nguyen et al. 2022 (FedBuff), algorithm 1; the weight of section 5 is that of exponent 0.5",
     refused={
         "tree": _NODES,
         "nodes": _NODES,
-        "graph": "neighbours fold models of one iteration, and its updates are of different versions of the model",
+        "graph": "neighbours fold models of one iteration, and FedBuff's are of different versions of the model",
         "flower": STRATEGY,
     },
 )

@@ -29,11 +29,11 @@ EVALUATION_BATCH: Final = 100
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout.
+    """Settings of one client's training in one round. ``seed`` decides the order of samples, the crops and the dropout.
 
     With ``steps`` it trains on that many batches, in as many passes over the data as necessary; else in ``epochs``
     passes. ``proximal`` is mu of FedProx: each gradient gets mu times the parameter's distance from where it began.
-    ``corrections`` are added to the gradients of the parameters with these names, as SCAFFOLD does.
+    ``corrections``, by parameter name, are added to the gradients, as SCAFFOLD does.
     """
 
     batch: int
@@ -50,8 +50,8 @@ class LocalSGD:
 class MomentumSGD:
     """Stochastic gradient descent with momentum: v <- momentum * v + gradient, p <- p - learning_rate * v, in place.
 
-    The same steps as ``torch.optim.SGD``, whose first use imports PyTorch's compiler: more than a second, and in
-    every client process. With ``proximal`` the gradient is that of FedProx (Li et al. 2020, equation 2).
+    It takes the same steps as ``torch.optim.SGD``. The first use of that imports PyTorch's compiler, which takes every
+    client process more than a second. With ``proximal`` the gradient is that of FedProx (Li et al. 2020, equation 2).
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def _steps(samples: int, settings: LocalSGD) -> int:
 
 
 def _cuts(samples: int, settings: LocalSGD) -> list[int]:
-    """Return where an epoch's samples are divided into batches; a last one below the minimum joins the one before."""
+    """Return the indices at which batches of an epoch begin. A last batch that is too small joins the one before."""
     size = max(settings.batch, settings.minimum_batch)
     cuts = list(range(size, samples, size))
     if cuts and samples - cuts[-1] < settings.minimum_batch:

@@ -1,8 +1,8 @@
-"""SCAFFOLD: clients with different data correct their gradients by how their own direction differs from everybody's.
+"""SCAFFOLD: each client corrects its gradients by how they differ, on average, from those of all clients.
 
-The server has a control variate c, each client has its own c_i, and both begin as 0. They lie in the arena beside the
-model, so c travels with the model, and c plus the change of c_i travels with the update. The mean of what clients send
-is then c plus the mean change.
+The server has a control variate c, each client i has its own c_i, and all begin as 0. A control variate is in the arena
+beside the model. So c travels with the model, and c plus the change of c_i travels with the update. The mean of what
+clients send is then c plus the mean change.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 
 from thalweg import _core
 from thalweg.algorithms import fedavgm
-from thalweg.algorithms.algorithm import SERVED, Algorithm
+from thalweg.algorithms.algorithm import NEEDS_SERVER, Algorithm
 from thalweg.algorithms.server_step import MakeRule, Rule, ServerStep, Values
-from thalweg.algorithms.settings import Settings, of
+from thalweg.algorithms.settings import Settings, required
 from thalweg.errors import MetricsError
 from thalweg.outcome.core import Participant
 from thalweg.tensors.arena import Arena
 
 SETTINGS: Final[Settings] = {"server_learning_rate": 1.0}
-#: What the names of control variates begin with in the arena.
+#: Prefix of the control variates' names in the arena.
 CONTROL: Final = "thalweg_scaffold/"
-# What the names of the rule's state and of the server's control variates begin with in a checkpoint.
+# In a checkpoint: the prefix of the names of the rule's state, and that of the server's control variates.
 RULE: Final = "rule/"
 OWN: Final = "control/"
-#: The metric with the number of a client's steps times its learning rate.
+#: The metric in which a client reports the number of its steps times its learning rate.
 SPAN: Final = "scaffold_span"
 
 
 class Step(ServerStep):
-    """Moves the model to the mean of the clients', and the control variate by the mean change times their share."""
+    """Moves the model to the clients' mean, and c by the mean change times the share of clients that took part."""
 
     def __init__(self, arena: _core.Arena, names: Iterable[str], make: MakeRule, clients: int) -> None:
-        """``clients`` is how many the job has. The control variate begins as 0, or as a checkpoint has it."""
+        """``clients`` is the job's number of clients. The control variate begins as 0; ``load`` sets it otherwise."""
         super().__init__(arena, names, make)
         self._clients = clients
         self._tensors = Arena(arena)
@@ -55,28 +55,28 @@ class Step(ServerStep):
         for name, control in zip(self._names, self._controls, strict=True):
             np.add(control, share * (self._tensors[CONTROL + name] - control), out=control)
 
-    def kept(self) -> dict[str, Values]:
+    def state_arrays(self) -> dict[str, Values]:
         """Return the rule's state and the control variates, with names that begin with ``RULE`` and ``OWN``."""
-        rule = {f"{RULE}{key}": value for key, value in super().kept().items()}
+        rule = {f"{RULE}{key}": value for key, value in super().state_arrays().items()}
         return rule | {f"{OWN}{name}": control for name, control in zip(self._names, self._controls, strict=True)}
 
-    def take(self, state: Mapping[str, Values]) -> None:
+    def load_arrays(self, state: Mapping[str, Values]) -> None:
         """Take the state of an earlier step. Raises KeyError or ValueError if it does not fit."""
         controls = [state[OWN + name] for name in self._names]
         rule = {key.removeprefix(RULE): value for key, value in state.items() if key.startswith(RULE)}
         if len(rule) + len(controls) != len(state):
             raise ValueError("another model")
-        super().take(rule)
+        super().load_arrays(rule)
         for own, control in zip(self._controls, controls, strict=True):
             if own.shape != control.shape:
                 raise ValueError("another model")
             own[...] = control
 
     def forget_clients(self) -> None:
-        """Begin with control variates of 0, as new clients do. The server's is the mean of the clients'.
+        """Set the server's control variates to 0, because those of new clients are 0.
 
-        The server adds changes of the clients' variates to its own, so a difference to their mean would stay for ever,
-        and would be added to each gradient.
+        The server's variate must be the mean of the clients'. Both only change by the same amounts, so a difference
+        would stay for ever, and would be added to each gradient.
         """
         for control in self._controls:
             control[...] = 0
@@ -91,13 +91,15 @@ class Control:
         self._start: list[Values] = []
 
     def corrections(self) -> dict[str, Values]:
-        """Copy the received model; return by name what is added to each gradient: c - c_i."""
+        """Copy the received model; return by tensor name the correction to add to each gradient: c - c_i."""
         self._start = [self._arena[name].copy() for name in self._names]
         pairs = zip(self._names, self._own, strict=True)
         return {name: np.asarray(self._arena[CONTROL + name] - own) for name, own in pairs}
 
     def finish(self, metrics: Mapping[str, object]) -> None:
-        """Put the change of c_i beside the trained model: c_i <- c_i - c + (x - y) / (steps times learning rate).
+        """Update c_i <- c_i - c + (x - y) / (steps * learning rate), and add its change to c in the arena.
+
+        x is the received model, y the trained one.
 
         Raises MetricsError if the training does not say how many steps it took.
         """
@@ -116,7 +118,7 @@ class Control:
 
 def rule(values: Sequence[Values], settings: Settings) -> Rule:
     """Return the server's rule."""
-    return fedavgm.SGD(values, of(settings, "server_learning_rate"))
+    return fedavgm.SGD(values, required(settings, "server_learning_rate"))
 
 
 ALGORITHM: Final = Algorithm(
@@ -127,7 +129,7 @@ ALGORITHM: Final = Algorithm(
         "count alike"
     ),
     source="Karimireddy et al. 2020, algorithm 1 with option II",
-    refused=SERVED,
+    refused=NEEDS_SERVER,
     settings=SETTINGS,
     rule=rule,
     step=Step,

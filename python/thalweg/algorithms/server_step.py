@@ -1,6 +1,6 @@
-"""What a server does between the mean of a round and the next model, for algorithms beyond federated averaging.
+"""The server's part of an algorithm: what makes the next model of a round's mean.
 
-The model before the round minus the mean of the clients' models is a gradient (Reddi et al. 2021, section 2). A
+The model before the round minus the mean of the clients' models serves as a gradient (Reddi et al. 2021, section 2). A
 ``Rule`` changes the model by it. A rule may have state, such as momentum; ``ServerStep.state`` returns it for the
 checkpoint.
 """
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 # Values of one tensor in float32 or float64.
 Values: TypeAlias = npt.NDArray[Any]
-# Makes a rule for the values that it is to change, in place.
+# Makes a rule. Its argument: the values that the rule changes in place.
 MakeRule: TypeAlias = "Callable[[Sequence[Values]], Rule]"
-# Returns the factor of a round's gradient from the clients whose updates count.
+# Returns the factor of a round's gradient. Its argument: the clients whose updates count.
 Scale: TypeAlias = Callable[[Sequence[Participant]], float]
 
 
 class Rule(Protocol):
-    """Changes a model's values in place by their gradients."""
+    """An optimizer: changes a model's values in place by their gradients."""
 
-    # Names the kind of rule in checkpoints.
+    # The kind of rule, as checkpoints name it.
     name: str
 
     def step(self, gradients: Sequence[Values]) -> None:
         """Change the values by one gradient each, of the same shape and dtype."""
 
     def state(self) -> Mapping[str, Values]:
-        """Return what the next step depends on, by name; empty if nothing."""
+        """Return the arrays that the next step depends on, by name; empty if none."""
 
     def load(self, state: Mapping[str, Values]) -> None:
         """Take the state of an earlier rule of the same name. Raises KeyError or ValueError if it does not fit."""
@@ -49,12 +49,15 @@ class Rule(Protocol):
 class ServerStep:
     """Turns the mean of each round into the next model. It holds one copy of the model, and the rule's state.
 
-    Values of float16 and bfloat16 are changed as float32. Tensors that no client trains, such as the statistics of
-    BatchNorm, get their mean.
+    Values of float16 and bfloat16 are computed in float32. Tensors that no client trains, such as the statistics of
+    BatchNorm, become their mean.
     """
 
     def __init__(self, arena: _core.Arena, names: Iterable[str], make: MakeRule, scale: Scale | None = None) -> None:
-        """Change the tensors ``names`` of the model in ``arena`` by the rule that ``make`` returns."""
+        """Prepare to change the tensors ``names`` in ``arena`` by the rule that ``make`` returns.
+
+        ``scale`` computes the factor by which gradients are multiplied first.
+        """
         self._arena, self._names = Arena(arena), list(names)
         self._values = [np.array(self._arena[name], _wide(self._arena[name].dtype)) for name in self._names]
         self._rule, self._scale = make(self._values), scale
@@ -65,15 +68,15 @@ class ServerStep:
         return self._rule.name
 
     def before(self) -> None:
-        """Keep the model that clients are about to get."""
+        """Copy the model that clients are about to get. Called before each round."""
         for values, name in zip(self._values, self._names, strict=True):
             values[...] = self._arena[name]
 
     def after(self, participants: Sequence[Participant]) -> None:
-        """Replace the mean in the arena by the next model.
+        """Replace the mean in the arena by the next model. Called after each round.
 
-        Raises RoundError if that has a value that is not finite, or if a client did not report what the algorithm
-        needs. The arena then still has the mean.
+        Raises RoundError if the next model has a value that is not finite, or if a client did not report what the
+        algorithm needs. The arena then still has the mean.
         """
         gradients = [
             np.asarray(values - self._arena[name].astype(values.dtype))  # NumPy makes a number of an array of shape ()
@@ -83,7 +86,7 @@ class ServerStep:
             factor = self._scale([one for one in participants if one.counts])
             for gradient in gradients:
                 np.multiply(gradient, factor, out=gradient)
-        with np.errstate(all="ignore"):  # what is not finite is refused below
+        with np.errstate(all="ignore"):  # values that are not finite are refused below
             self._rule.step(gradients)
             results = [v.astype(self._arena[n].dtype) for v, n in zip(self._values, self._names, strict=True)]
         for name, result, values in zip(self._names, results, self._values, strict=True):
@@ -95,20 +98,20 @@ class ServerStep:
         for name, result in zip(self._names, results, strict=True):
             self._arena[name][...] = result
 
-    def kept(self) -> Mapping[str, Values]:
-        """Return what the next step depends on, by name; empty if nothing."""
+    def state_arrays(self) -> Mapping[str, Values]:
+        """Return the arrays that the next step depends on, by name; empty if none."""
         return self._rule.state()
 
-    def take(self, state: Mapping[str, Values]) -> None:
-        """Take what ``kept`` of an earlier step returned. Raises KeyError or ValueError if it does not fit."""
+    def load_arrays(self, state: Mapping[str, Values]) -> None:
+        """Load the arrays that ``state_arrays`` returned earlier. Raises KeyError or ValueError if they do not fit."""
         self._rule.load(state)
 
     def forget_clients(self) -> None:
-        """Drop the state that only goes with what clients keep: all clients are new. Most algorithms have none."""
+        """Drop the state that only fits the state of earlier clients. Called if all clients are new."""
 
     def state(self) -> Arena | None:
-        """Return a copy of what ``kept`` returns, each name behind the rule's; None if there is nothing."""
-        arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self.kept().items()}
+        """Return a copy of ``state_arrays()`` for a checkpoint, with the rule's name in each key; None if empty."""
+        arrays = {f"{self._rule.name}/{key}": np.asarray(value) for key, value in self.state_arrays().items()}
         if not arrays:
             return None
         arena = Arena(_core.Arena(_core.Layout([describe_array(name, array) for name, array in arrays.items()])))
@@ -117,12 +120,12 @@ class ServerStep:
         return arena
 
     def load(self, state: Arena | None) -> None:
-        """Take the state that a checkpoint has; None if it has none. Raises RoundError if it is of another rule."""
+        """Load the state of a checkpoint, which may have none. Raises RoundError if it is of another rule."""
         if state is None:
             return
         first, whole = f"{self._rule.name}/", dict(state)
         try:
-            self.take({name.removeprefix(first): whole[name] for name in whole if name.startswith(first)})
+            self.load_arrays({name.removeprefix(first): whole[name] for name in whole if name.startswith(first)})
             fits = all(name.startswith(first) for name in whole)
         except (KeyError, ValueError):
             fits = False
@@ -138,7 +141,7 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
-def number(participant: Participant, metric: str) -> float:
+def positive_metric(participant: Participant, metric: str) -> float:
     """Return a metric of a client as a positive number. Raises RoundError, which names the client."""
     metrics = participant.metrics
     value = metrics.get(metric) if isinstance(metrics, Mapping) else None
@@ -150,18 +153,18 @@ def number(participant: Participant, metric: str) -> float:
     )
 
 
-class Kept:
-    """State of a rule that is arrays: one array for each of the values, under each of a few names."""
+class ArrayState:
+    """The state of a rule: for each name, such as "momentum_buffer", an array beside each of the values."""
 
     def __init__(self, values: Sequence[Values], **starts: float) -> None:
-        """Begin with arrays of the shapes of ``values`` filled with ``starts``, by name."""
+        """Make arrays of the shapes of ``values``. ``starts`` has their names, each with the number that fills them."""
         self.arrays = {name: [np.full_like(one, start) for one in values] for name, start in starts.items()}
 
     def __getitem__(self, name: str) -> list[Values]:
         return self.arrays[name]
 
     def state(self) -> dict[str, Values]:
-        """Return the arrays as a checkpoint names them."""
+        """Return the arrays by their names in a checkpoint."""
         return {f"{place}/{name}": one for name, ones in self.arrays.items() for place, one in enumerate(ones)}
 
     def load(self, state: Mapping[str, Values]) -> None:

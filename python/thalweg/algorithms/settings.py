@@ -1,4 +1,4 @@
-"""The settings of algorithms beyond federated averaging, with the default of each algorithm that has them."""
+"""The settings of an algorithm: its keys of ``[algorithm]`` with their values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 from thalweg.errors import PlanError
 
-# The values of an algorithm's keys of [algorithm]. A value is None if it follows from other keys of the plan.
+# The values of an algorithm's keys of [algorithm]. None: the plan derives the value from other keys.
 Settings: TypeAlias = Mapping[str, "float | bool | None"]
 
 
-def of(settings: Settings, key: str) -> float:
+def required(settings: Settings, key: str) -> float:
     """Return a setting. Raises PlanError if it has no value."""
     value = settings.get(key)
     if value is None:

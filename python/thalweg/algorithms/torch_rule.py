@@ -1,4 +1,4 @@
-"""A rule of a server that is an optimizer of ``torch.optim``, or any other ``torch.optim.Optimizer``."""
+"""A server's ``Rule`` made of any ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from thalweg.errors import PlanError
 if TYPE_CHECKING:
     import torch
 
-# Makes an optimizer of the model's trained tensors, in the model's order.
+# Makes an optimizer for the model's trained tensors, which are in the model's order.
 MakeOptimizer: TypeAlias = "Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]"
 
 
 class TorchRule:
-    """Changes values by an optimizer of PyTorch, whose parameters have the values' memory.
+    """Changes values by an optimizer of PyTorch. The optimizer's parameters share the memory of the values.
 
-    The state that a checkpoint keeps is the tensors and numbers of ``optimizer.state_dict()["state"]``. Settings, such
-    as the learning rate, are not in it.
+    A checkpoint keeps the tensors and numbers of ``optimizer.state_dict()["state"]``, but no settings such as the
+    learning rate.
     """
 
     def __init__(self, values: Sequence[Values], make: MakeOptimizer) -> None:
-        """Make the optimizer. Raises PlanError if it is none or needs a closure, PackageError without PyTorch."""
+        """Make the optimizer. Raises PlanError if ``make`` returns none, or one that needs a closure; PackageError."""
         extras.require("an optimizer of PyTorch at the server", "torch")
         import torch
 

@@ -11,7 +11,7 @@ from thalweg.bench.matrix import Cell
 from thalweg.flower import sizing
 from thalweg.flower.sizing import Size
 from thalweg.plan import Plan
-from thalweg.plan.least import has_known_links, least
+from thalweg.plan.least import has_known_links, least_seconds
 
 
 class _Least:
@@ -24,12 +24,12 @@ class _Least:
         from thalweg.flower.run import is_app
 
         if not is_app(plan) or plan.app is None or not has_known_links(plan):
-            return least(plan)
+            return least_seconds(plan)
         key = json.dumps([plan.app.object, plan.app.options, plan.job.clients], sort_keys=True)
         if key not in self._sizes:
             self._sizes[key] = sizing.ask(plan)
         size = self._sizes[key]
-        return least(plan, size.update_bytes, size.rounds)
+        return least_seconds(plan, size.update_bytes, size.rounds)
 
 
 class Estimate:

@@ -20,7 +20,7 @@ from thalweg.flower.app import AppFolder, read
 from thalweg.flower.hosting import FlowerResult, Hosting, recorded
 from thalweg.flower.process_order import NodeSettings, ProcessOrder
 from thalweg.job.common import core_shares
-from thalweg.job.common.broker import Attached, attached
+from thalweg.job.common.broker import RunBroker, run_broker
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.common.session import Session, session
@@ -120,7 +120,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     server_trust, client_trust = links.local_trust(plan.security, plan.url)
     with (
         session(plan, names, progress.note) as network,
-        attached(plan, network, server_trust, progress.note) as broker,
+        run_broker(plan, network, server_trust, progress.note) as broker,
         _listening(plan, broker.url, broker.trusting(server_trust), network) as server,
         recorded(plan, server, network.facts(), progress, tls=server_trust.tls is not None) as record,
     ):
@@ -150,7 +150,7 @@ def preview(plan: Plan) -> Preview:
     The ServerApp runs until it sends its first message. Raises PlanError, and AppError if it cannot be imported.
     """
     from thalweg.flower.dry import size_of
-    from thalweg.plan.least import has_known_links, least
+    from thalweg.plan.least import has_known_links, least_seconds
 
     flower.require()
     app_folder = read(folder_of(plan))
@@ -168,7 +168,7 @@ def preview(plan: Plan) -> Preview:
         fold="auto" if app is None else app.fold or "auto",
         rounds=size.rounds,
         update_bytes=size.update_bytes,
-        estimate_seconds=least(plan, size.update_bytes, size.rounds) if known else None,
+        estimate_seconds=least_seconds(plan, size.update_bytes, size.rounds) if known else None,
     )
 
 
@@ -314,7 +314,7 @@ def _look(fleet: Fleet[ProcessOrder], network: Session) -> None:
     network.check()
 
 
-def _end(host: Hosting, fleet: Fleet[ProcessOrder], network: Session, broker: Attached) -> None:
+def _end(host: Hosting, fleet: Fleet[ProcessOrder], network: Session, broker: RunBroker) -> None:
     """End all processes, and record their reports and the network's tables.
 
     A RecordError becomes a note, so that it cannot replace the error that ended the run.

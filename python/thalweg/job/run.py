@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from thalweg import _core, apps, machine
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import PlanError, RecordError
-from thalweg.job.common.broker import Attached, attached
+from thalweg.job.common.broker import RunBroker, run_broker
 from thalweg.job.common.fleet import (
     END_SECONDS,
     ClientOrder,
@@ -32,7 +32,7 @@ from thalweg.job.tree import engines
 from thalweg.job.tree.local_nodes import TreeNodes
 from thalweg.job.tree.root import Tree
 from thalweg.machine import Usage, grace
-from thalweg.plan import check_transport, choosing, on_trees
+from thalweg.plan import auto_transport, check_transport, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
@@ -56,7 +56,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
         folder = plan.app.object.removeprefix(apps.FLOWER)
         raise PlanError(f"{plan.app.object} is a Flower app", f"Run it with: thalweg flower run {folder}")
-    plan, reason = choosing.settled(plan)
+    plan, reason = auto_transport.with_transport(plan)
     if plan.job.graph is not None:
         from thalweg.job.graph import run as on_graph
 
@@ -69,7 +69,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     server_trust, client_trust = links.local_trust(plan.security, on_trees.reached(plan))
     with (
         session(plan, names, progress.note) as network,
-        attached(plan, network, server_trust, progress.note) as broker,
+        run_broker(plan, network, server_trust, progress.note) as broker,
         _prepared(plan, in_process=in_process) as servers,
         hosting(plan, broker.url, broker.trusting(server_trust), progress, resume, session=network) as host,
     ):
@@ -127,7 +127,7 @@ def _end(
     host: Host,
     fleet: Fleet[ClientOrder],
     network: Session,
-    broker: Attached,
+    broker: RunBroker,
     nodes: TreeNodes | None,
     *,
     in_process: bool,

@@ -1,4 +1,4 @@
-"""A plan: a TOML file that describes a job completely. The command line overrides it, the record keeps it."""
+"""``Plan``: a TOML file that describes a job completely. The command line overrides it, and the record keeps it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from thalweg.wire import Table
 __all__ = ["FaultLayer", "Plan", "check_transport"]
 
 LARGEST_FILE: Final = 1 << 20
-# Keys that a resumed run may change: with another value it is still the same experiment.
+# Keys that a resumed run may change. With other values of these it is still the same experiment.
 _MAY_DIFFER: Final = (
     "job.rounds",
     "job.deadline",
@@ -64,7 +64,7 @@ _MAY_DIFFER: Final = (
     "training.threads",
     "aggregation.staging",
 )
-# Keys that must be equal at all nodes of a job on a graph. Other keys may differ from machine to machine.
+# Keys that must be equal at all nodes of a job on a graph. Others may differ from machine to machine.
 _COMMON: Final[Any] = {
     "job": {"rounds", "clients", "graph", "seed", "wait", "share", "exchange"},
     "model": True,
@@ -114,7 +114,7 @@ class Plan(Section):
     @model_validator(mode="before")
     @classmethod
     def _count_hosts(cls, table: Any) -> Any:
-        """Set ``job.clients`` to the number of listed hosts, if it is not given."""
+        """If ``job.clients`` is not given, set it to the number of listed hosts."""
         hosts = table.get("hosts") if isinstance(table, dict) else None
         listed = hosts.get("clients") or hosts.get("nodes") if isinstance(hosts, dict) else None
         job = table.get("job", {}) if isinstance(table, dict) else None
@@ -125,12 +125,12 @@ class Plan(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_algorithm(cls, table: Any) -> Any:
-        """Set the algorithm of a job on a graph, if it is not given."""
+        """If a job on a graph names no algorithm, set the default one."""
         job = table.get("job") if isinstance(table, dict) else None
         on_graph = isinstance(job, dict) and job.get("graph") is not None
         chosen = table.get("algorithm", {}) if on_graph else None
         if isinstance(chosen, dict) and "name" not in chosen:
-            return {**table, "algorithm": {**chosen, "name": algorithms.ON_GRAPHS}}
+            return {**table, "algorithm": {**chosen, "name": algorithms.GRAPH_DEFAULT}}
         return table
 
     @model_validator(mode="after")
@@ -143,8 +143,8 @@ class Plan(Section):
     def of(cls, table: Mapping[str, object], source: str = "the plan", *, complete: bool = True) -> Plan:
         """Return the plan in a table of sections. ``source`` names it in errors.
 
-        If the table is not ``complete``, options will add further values: each key and value is checked, but not their
-        combination.
+        If the table is not ``complete``, because options will add values to it, each key and value is checked, but not
+        their combination.
         """
         try:
             return cls.model_validate(dict(table), context={"complete": complete})
@@ -166,7 +166,7 @@ class Plan(Section):
         return self.model_dump(exclude_unset=True)
 
     def merge(self, overrides: Mapping[str, object], source: str = "the command line") -> Plan:
-        """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
+        """Return this plan with values replaced, as in ``{"job.rounds": 3}``. A value of None changes nothing.
 
         ``{"network": "wan,loss=2%"}`` overrides keys of [network]; ``thalweg.network.inline`` has the syntax.
         ``source`` names the overrides in errors.
@@ -178,7 +178,7 @@ class Plan(Section):
         return toml.dumps(self.model_dump(exclude_none=True, exclude=self._unused()))
 
     def _unused(self) -> dict[str, bool | set[str]]:
-        """Return the keys that have no meaning in this job, in the form of pydantic's exclude."""
+        """Return the keys that have no effect in this job, in the form of pydantic's ``exclude``."""
         training = set(TrainingSection.model_fields)
         if self.app is not None:
             return {"model": {"name"}, "data": True, "training": training - combinations.OF_APPS}
@@ -214,7 +214,7 @@ class Plan(Section):
 
     @property
     def members(self) -> list[str]:
-        """Names of the clients of a run on this machine, or of a graph's nodes by place."""
+        """Names of the clients of a run on this machine, or of a graph's nodes in the graph's order."""
         if self.job.graph is None:
             return [f"client-{number}" for number in range(1, self.job.clients + 1)]
         return list(self.hosts.nodes or ()) or [f"node-{number}" for number in range(1, self.job.clients + 1)]
@@ -226,7 +226,7 @@ class Plan(Section):
 
     @property
     def exchange(self) -> str:
-        """The core's word for how a graph's nodes exchange models. Only a full graph's may do it by segments."""
+        """How a graph's nodes exchange models, as the core names it. Only those of a full graph may use segments."""
         full = self.job.graph is not None and graphs.parse(self.job.graph).kind == "full"
         return (self.job.exchange or "auto") if full else "whole"
 
@@ -236,7 +236,7 @@ class Plan(Section):
         return self.aggregation.weights or "metropolis"
 
     def tests(self, iteration: int) -> bool:
-        """Whether a graph's nodes evaluate their models after this iteration."""
+        """Return whether a graph's nodes evaluate their models after this iteration."""
         every, last = self.job.test_every, self.job.rounds
         if every == 0 or self.is_payload:
             return False
@@ -244,7 +244,7 @@ class Plan(Section):
 
     @property
     def algorithm_settings(self) -> dict[str, float | bool | None]:
-        """The settings of the plan's algorithm, defaults included. An app's own ``lipschitz`` has no default."""
+        """The settings of the plan's algorithm, defaults included. With an app ``lipschitz`` has no default."""
         settings = algorithms.find(self.algorithm.name).chosen(self.algorithm.model_dump())
         if settings.get("lipschitz", 1.0) is None and self.app is None:
             settings["lipschitz"] = 1.0 / self.training.learning_rate
@@ -252,7 +252,7 @@ class Plan(Section):
 
     @property
     def chosen(self) -> int | None:
-        """Number of clients that are chosen for each round; None where all take part."""
+        """Number of clients that are chosen for each round; None if all take part."""
         choose = self.job.choose
         return max(1, round(choose * self.job.clients)) if isinstance(choose, float) else choose
 
@@ -279,14 +279,14 @@ class Plan(Section):
         return sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """Return the keys by which ``other`` is another experiment, each as ``key: ours, theirs``."""
+        """Return the keys whose values make ``other`` another experiment, each as ``key: ours, theirs``."""
         ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
         keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         return [f"{key}: {ours.get(key)!r}, {theirs.get(key)!r}" for key in keys if not _may_differ(key)]
 
 
 def read(path: Path) -> dict[str, object]:
-    """Read a plan file as a table, without checks. Raises PlanError if it cannot be read."""
+    """Read a plan file as a table, without checking keys. Raises PlanError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
@@ -301,7 +301,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def overlay(table: Table, overrides: Table) -> dict[str, object]:
-    """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
+    """Return ``table`` with values replaced, as in ``{"job.rounds": 3}``. A value of None changes nothing.
 
     A network in words, such as ``{"network": "wan,loss=2%"}``, overrides keys of the table's network. Raises PlanError
     if the words are invalid.
@@ -321,7 +321,7 @@ def _copy(table: Table) -> dict[str, object]:
 
 
 def _section(table: dict[str, object], path: Sequence[str]) -> dict[str, object]:
-    """Return the section at ``path``; a missing one is created."""
+    """Return the section at ``path``, and create it if it is missing."""
     for name in path:
         if table.get(name) is None:
             table[name] = {}

@@ -1,4 +1,4 @@
-"""Names the baselines that a plan chooses: the ways of papers that only comparisons need.
+"""Finds the baselines in a plan: methods of papers that the core has only for comparisons with them.
 
 The core has them if it is built with the cargo feature ``baselines`` (``make setup BASELINES=1``). Releases have none.
 """
@@ -15,7 +15,7 @@ from thalweg.sections.trees import TreeSection
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Transport, option and value.
+# Options of transports that are baselines: transport, option and value.
 OPTIONS: Final = (("rdma", "mode", "fedrdma"), ("rdma", "race", True), ("unifl", "control", "paper"))
 
 

@@ -1,9 +1,9 @@
 """The physical lower bound of a round's communication time.
 
-On loopback it follows from the best rate of raw TCP streams, measured at the start of the run: one stream for each
-client at once, each of an update's size. With a throttle it is the bytes divided by the rate of the links, down and
-then up. On an emulated network it is the time that its links need for all updates (``thalweg.network.bound``).
-Elsewhere it is unknown.
+On loopback it follows from the best rate of raw TCP streams, which is measured at the start of the run: one stream for
+each client, all at the same time, each of an update's size. With a throttle it is the bytes divided by the rate of the
+links, down and then up. On an emulated network it is the time that its links need for all updates
+(``thalweg.network.bound``). Elsewhere it is unknown.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "raw TCP over loopback when the run began, a stream for each client at once, best of five"
 PROBE_BYTES: Final = 32 << 20
 PROBE_SECONDS: Final = 30.0
-# In a process of its own, because its buffers would count in the server's peak memory.
+# It runs in a process of its own. Otherwise its buffers would count in the server's peak memory.
 _PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopback(*map(int, sys.argv[1:])))"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The lower bound, and the source that it was computed from."""
+    """The lower bound, and in ``source`` what it was computed from."""
 
     source: str
     link_bits_per_second: float | None = None
     total_bytes_per_second: float | None = None
-    # Seconds and bytes of a round in which every participant receives and sends the whole update.
+    # The minimum seconds, and the bytes, of a round in which every participant receives and sends the whole update.
     round_seconds: float | None = None
     round_bytes: int | None = None
 
     def seconds(self, bytes_down: int, bytes_up: int, links_used: int) -> float | None:
-        """Return the least seconds in which these bytes can cross ``links_used`` links, or None if unknown."""
+        """Return the minimum seconds in which these bytes can cross ``links_used`` links, or None if unknown."""
         total = bytes_down + bytes_up
         if self.round_seconds is not None:
             return self.round_seconds if total == self.round_bytes else None
@@ -53,7 +53,7 @@ def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) 
 
     ``spec`` is the emulated network.
     """
-    # This holds at message level too, because the layer counts the headers that packets would have.
+    # It holds at message level too, because the emulating layer counts the headers that packets would have.
     if spec is not None:
         return _emulated(spec, plan, update_bytes)
     rate = plan.layers.throttle

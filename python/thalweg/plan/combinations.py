@@ -1,4 +1,4 @@
-"""Refuses impossible combinations of settings. Each error says what to change."""
+"""Refuses plans whose settings contradict each other. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from thalweg.transports.registry import Capabilities, ChunkNeed, Kind, OptionValue, Setting, Transport
 
 
-# Keys of [training] that also apply to the user's own app.
+# Keys of [training] that also have an effect on the user's own app.
 OF_APPS: Final = frozenset({"threads"})
 # Policies whose stand-ins are parts of a model, not of a difference between models.
-STANDING_FOR_MODELS: Final = ("zero", "fedcomm-legacy")
+STANDS_IN_FOR_MODELS: Final = ("zero", "fedcomm-legacy")
 # Policies that make up for what is missing of an update, which with compression the next update does too.
-MAKING_UP: Final = ("last", "rescale")
+REPLACES_LOST_VALUES: Final = ("last", "rescale")
 # Bytes that a chunk must have room for if it is to carry factors of matrices.
 LEAST_FOR_FACTORS: Final = 64 << 10
 # Keys of [app] that apply to Flower apps only.
@@ -55,11 +55,11 @@ def check(plan: Plan) -> None:
 
 
 def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
-    """Refuse a transport that is unknown, not available, or cannot do what the plan asks of it.
+    """Refuse a transport that is unknown, not available, or unable to do what the plan needs.
 
     ``entries`` are the transports of this build. Raises PlanError.
     """
-    # Checked here, and not when the plan is read: the record of a Flower app has the number of rounds that took place.
+    # Not checked when a plan is read: the plan in a Flower app's record has job.rounds, which no user may set there.
     effects.check(plan)
     on_trees.check(plan)
     by_name = {entry.name: entry for entry in entries}
@@ -85,24 +85,26 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
     }
     for what, (wanted, able, key) in required.items():
         if wanted and not able:
-            raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
+            raise PlanError(
+                f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another transport"
+            )
     _options(plan, name, entry.settings, can)
     baselines.check(plan)
     compressing = "compression.scheme" if plan.compression.scheme is not None else "[layers.compress]"
     if (plan.layers.compress is not None or plan.compression.scheme is not None) and not can.symmetric:
         raise PlanError(
-            f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
-            f"Remove {compressing}, or take another transport as ltp",
+            f"{name} masks losses, and a compressed chunk cannot be decoded behind a hole",
+            f"Remove {compressing}, or take another transport, such as ltp",
         )
     if (plan.compression.scheme or "").startswith("powersgd") and can.max_chunk < LEAST_FOR_FACTORS:
         raise PlanError(
             f"a chunk of {name} is one datagram, which has no room for the factors of powersgd",
-            "Take another compression.scheme as int8, or another transport as udp",
+            "Take another compression.scheme, such as int8, or another transport, such as tcp",
         )
     if plan.network is not None and plan.network.emulator != "none" and not can.remote:
         raise PlanError(
             f"the transport {name!r} stays within {on_graphs.reach(can)} and crosses no network",
-            "Remove [network], or take another transport as tcp",
+            "Remove [network], or take another transport, such as tcp",
         )
 
 
@@ -112,7 +114,7 @@ def _options(plan: Plan, name: str, settings: Sequence[Setting], can: Capabiliti
     for key, value in options.items():
         if key not in kinds:
             raise PlanError(
-                f"transport.options.{key} is not among those of the transport {name!r}",
+                f"the transport {name!r} has no option {key}, which transport.options names",
                 f"Known: {', '.join(kinds)}" if kinds else "Remove it: this transport has no options of its own",
             )
         if not _fits(value, kinds[key]):
@@ -126,7 +128,7 @@ def _options(plan: Plan, name: str, settings: Sequence[Setting], can: Capabiliti
 
 
 def _need(key: str, need: WordNeed | ChunkNeed, options: Mapping[str, OptionValue], chunk: int) -> None:
-    """Refuse an option that has no effect with the other options, or is larger than a chunk. Raises PlanError.
+    """Refuse an option that has no effect because of another option, or because chunks are smaller. Raises PlanError.
 
     ``chunk`` is the length of a chunk in bytes, or 0 if the server chooses it.
     """
@@ -142,7 +144,7 @@ def _need(key: str, need: WordNeed | ChunkNeed, options: Mapping[str, OptionValu
     if chunk and isinstance(value, int) and value > chunk + need.beside:
         beside = f" and {need.beside} bytes beside it" if need.beside else ""
         raise PlanError(
-            f"transport.options.{key} is {value}, more than a chunk of {chunk} bytes{beside}, and means no more",
+            f"transport.options.{key} is {value}. More than a chunk of {chunk} bytes{beside} has no further effect",
             f"Lower it to {chunk + need.beside}, or raise transport.chunk",
         )
 
@@ -160,7 +162,7 @@ def _fits(value: object, kind: Kind) -> bool:
 
 
 def setting_words(kind: Kind) -> str:
-    """Return the text on the possible values of a transport's setting."""
+    """Return in words which values a transport's setting may have."""
     words = {
         "flag": "true or false",
         "number": f"a whole number from {kind.least} to {kind.most}",
@@ -210,7 +212,7 @@ def _algorithm(plan: Plan) -> None:
     if plan.is_payload:
         raise PlanError(
             f"{plan.model.name} is not trained, and the algorithm {chosen.name} changes how a model is trained",
-            "Remove algorithm.name, or name a network as vgg5",
+            "Remove algorithm.name, or name a network, such as vgg5",
         )
     if plan.app is not None and chosen.own_apps:
         raise PlanError(f"the algorithm {chosen.name} is for known models: {chosen.own_apps}", "Remove algorithm.name")
@@ -222,12 +224,12 @@ def _algorithm(plan: Plan) -> None:
         )
     if plan.algorithm_settings.get("nesterov") and not plan.algorithm_settings.get("server_momentum"):
         raise PlanError(
-            "algorithm.nesterov says which momentum the server has, and algorithm.server_momentum is 0",
+            "algorithm.nesterov chooses the kind of momentum, and algorithm.server_momentum is 0",
             "Give algorithm.server_momentum, for example 0.9, or remove algorithm.nesterov",
         )
     if plan.algorithm_settings.get("lipschitz", 1.0) is None:
         raise PlanError(
-            f"the algorithm {chosen.name} has to know how fast gradients change, and an app has its own learning rate",
+            f"the algorithm {chosen.name} needs a Lipschitz constant, and does not know the learning rate of an app",
             "Give algorithm.lipschitz: 1 over the clients' learning rate is the usual choice",
         )
 
@@ -263,28 +265,29 @@ def _compression(plan: Plan) -> None:
         )
     if plan.layers.compress is not None:
         raise PlanError(
-            "compression.scheme and layers.compress both say in how many bits values travel",
-            "Remove [layers.compress], which rounds models and keeps nothing of what it leaves out",
+            "compression.scheme and layers.compress both compress updates",
+            "Remove [layers.compress], which also rounds models, and drops what it leaves out",
         )
     if plan.aggregation.stale:
         raise PlanError(
-            f"an update that is late is a difference from an older model, and {scheme} puts it into the next update",
+            f"with {scheme} a late update is sent again in the next one, so it must not count in a later round",
             "Remove aggregation.stale or compression.scheme",
         )
     if plan.repair.spread:
         raise PlanError(
-            f"repair.spread scatters neighbours, and {scheme} scales neighbours together",
+            f"repair.spread scatters neighbouring values, and {scheme} scales neighbouring values together",
             "Remove repair.spread or compression.scheme",
         )
-    if not plan.repair.resend and plan.repair.policy in STANDING_FOR_MODELS:
+    if not plan.repair.resend and plan.repair.policy in STANDS_IN_FOR_MODELS:
         raise PlanError(
-            f"repair.policy = {plan.repair.policy!r} stands in for a model, and compressed updates are differences",
-            "Take another repair.policy, as renormalise, or remove compression.scheme",
+            f"repair.policy = {plan.repair.policy!r} replaces lost values by those of a model, and with {scheme} "
+            "updates are differences",
+            "Take another repair.policy, such as renormalise, or remove compression.scheme",
         )
-    if not plan.repair.resend and plan.repair.policy in MAKING_UP:
+    if not plan.repair.resend and plan.repair.policy in REPLACES_LOST_VALUES:
         raise PlanError(
-            f"repair.policy = {plan.repair.policy!r} makes up for lost values, which with {scheme} the next update has",
-            "Take another repair.policy, as renormalise, or remove compression.scheme",
+            f"repair.policy = {plan.repair.policy!r} replaces lost values, and with {scheme} the next update has them",
+            "Take another repair.policy, such as renormalise, or remove compression.scheme",
         )
 
 
@@ -292,20 +295,20 @@ def _payload(plan: Plan) -> None:
     keys = ["data"] if plan.data.model_fields_set else []
     keys += ["training"] if plan.training.model_fields_set - computing.KEYS else []
     if plan.is_payload and plan.model.tensors is not None:
-        raise PlanError(f"{plan.model.name} travels whole", "Remove model.tensors, or take a smaller payload")
+        raise PlanError(f"all of {plan.model.name} is always sent", "Remove model.tensors, or take a smaller payload")
     if not plan.is_payload and plan.training.compute is not None:
         raise PlanError(
-            f"{plan.model.name} is trained, and computes as long as that takes",
+            f"{plan.model.name} is really trained, so training.compute cannot set how long that takes",
             f"Remove training.compute, or take payload:{plan.model.name}, an update of the same size",
         )
     if plan.is_payload and keys:
         raise PlanError(
             f"{plan.model.name} is not trained, but the plan has [{keys[0]}]",
-            f"Remove [{keys[0]}], or name a network as vgg5",
+            f"Remove [{keys[0]}], or name a network, such as vgg5",
         )
     for key in ("checkpoint_every", "checkpoint_to"):
         if plan.is_payload and getattr(plan.record, key):
-            raise PlanError("a payload has no state to check-point", f"Remove record.{key}")
+            raise PlanError("a payload is not trained, so it needs no checkpoints", f"Remove record.{key}")
 
 
 def _checkpoints(plan: Plan) -> None:
@@ -314,8 +317,8 @@ def _checkpoints(plan: Plan) -> None:
         return
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise PlanError(
-            "record.checkpoint_to has a key or a password, which the record would keep",
-            "Give them as the storage's own programs take them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            "record.checkpoint_to contains a key or a password, which the record would keep",
+            "Give it as the storage's own programs take it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
 
 
@@ -327,7 +330,7 @@ def _round(plan: Plan) -> None:
         )
     if job.enough is not None and job.enough > plan.participants:
         raise PlanError(
-            f"a round cannot have enough with {job.enough} updates of {plan.participants} clients",
+            f"a round of {plan.participants} clients cannot need {job.enough} updates",
             f"Make job.enough at most job.{'clients' if job.choose is None else 'choose'}",
         )
     if job.goal is not None and not (job.enough or 1) <= job.goal <= plan.participants:
@@ -346,13 +349,13 @@ def _aggregation(plan: Plan) -> None:
         )
     if chosen.partial == "keep" and chosen.stale:
         raise PlanError(
-            "partial = keep has folded a part of a late update into the round that is over",
+            "with partial = keep a part of a late update already counts in the round that is over",
             "Remove aggregation.stale, or take aggregation.partial = 'discard'",
         )
     if chosen.stale and plan.algorithm.name not in ("fedavg", "fedprox"):
         raise PlanError(
-            f"algorithm {plan.algorithm.name!r} takes a step from the model that a round began with, and a late update "
-            "was trained from an older one",
+            f"the algorithm {plan.algorithm.name!r} takes a step from the model with which the round began, and a late "
+            "update was trained from an older one",
             "Remove aggregation.stale, or take algorithm.name = 'fedavg' or 'fedprox'",
         )
     if chosen.partial == "keep" and chosen.staging is not None:
@@ -365,29 +368,29 @@ def _repair(plan: Plan) -> None:
     chosen = plan.repair
     if chosen.spread and chosen.resend:
         raise PlanError(
-            "repair.spread scatters what is lost, but what is lost is asked for again",
+            "repair.spread scatters lost values, but with repair.resend lost values are sent again",
             "Set repair.resend = false, or remove repair.spread",
         )
     if chosen.spread and chosen.policy == "fedcomm-legacy":
         raise PlanError(
-            "repair.policy = fedcomm-legacy lets what comes slip into holes, which means nothing in another order",
+            "repair.policy = fedcomm-legacy fills holes with the bytes that follow, so the order must not change",
             "Remove repair.spread, or take another repair.policy",
         )
     if chosen.refuse and plan.aggregation.partial == "keep":
         raise PlanError(
-            "repair.refuse refuses updates, and partial = keep folds what comes on arrival",
+            "repair.refuse refuses whole updates, and partial = keep folds each chunk on arrival",
             "Take aggregation.partial = 'discard', which stages updates, or remove repair.refuse",
         )
     if chosen.policy == "renormalise":
         return
     if chosen.resend:
         raise PlanError(
-            f"repair.policy is {chosen.policy}, but what is lost is asked for again and nothing stands in for it",
+            f"repair.policy is {chosen.policy}, but with repair.resend lost values are sent again and need no stand-in",
             "Set repair.resend = false, or remove repair.policy",
         )
     if plan.aggregation.partial == "keep":
         raise PlanError(
-            f"repair.policy = {chosen.policy} mends whole updates, and partial = keep folds what comes on arrival",
+            f"repair.policy = {chosen.policy} completes whole updates, and partial = keep folds each chunk on arrival",
             "Take aggregation.partial = 'discard', which stages updates, or repair.policy = 'renormalise'",
         )
 
@@ -395,7 +398,7 @@ def _repair(plan: Plan) -> None:
 def _seal(plan: Plan) -> None:
     if plan.layers.seal is not None and not links.uses_tls(plan.security, plan.url):
         raise PlanError(
-            "layers.seal makes its keys from those of an encrypted link, and the links are in the clear",
+            "layers.seal derives its keys from those of an encrypted link, and the links are not encrypted",
             "Set security.tls = 'on', or give a pki folder; or remove [layers.seal]",
         )
 
@@ -418,8 +421,8 @@ def _clock(plan: Plan) -> None:
     if plan.network is None or plan.network.clock == "real":
         return
     wrong = {
-        "[stress], which makes computing cost what it costs here": plan.stress is not None,
-        "a broker, a program of this machine's": registry.can(plan.scheme).broker,
+        "[stress], which needs the real speed of this machine": plan.stress is not None,
+        "a broker, which is a program of this machine": registry.can(plan.scheme).broker,
         f"the emulator {plan.network.emulator}": plan.network.emulator not in ("auto", "packet"),
     }
     for what, is_so in wrong.items():
@@ -427,8 +430,8 @@ def _clock(plan: Plan) -> None:
             raise PlanError(f"clock = 'virtual' does not go with {what}", "Take network.clock = 'real'")
     if plan.scheme == "rdma" and plan.network.limiter == "device":
         raise PlanError(
-            "clock = 'virtual' does not go with rdma and limiter = 'device': the guest's driver waits in a loop while "
-            "the limiter's queue is full, so that time stands still",
+            "clock = 'virtual' does not go with rdma and limiter = 'device': while the limiter's queue is full, the "
+            "guest's driver waits in a loop, and virtual time stands still while a program computes",
             "Take network.limiter = 'path'",
         )
 
@@ -486,7 +489,7 @@ def _stress(plan: Plan) -> None:
             first = "" if plan.job.graph is not None else "server, "
             raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: {first}{clients[0]} to {clients[-1]}")
     if stress.cpu is None and stress.cpu_quota is None and stress.network is None:
-        raise PlanError("[stress] says no stress", "Give cpu, cpu_quota or network, or remove [stress]")
+        raise PlanError("[stress] names no kind of stress", "Give cpu, cpu_quota or network, or remove [stress]")
     under = stress.parties or clients
     if stress.network is None:
         return

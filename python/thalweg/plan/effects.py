@@ -1,7 +1,7 @@
-"""In which jobs a key of a plan has an effect. One that has none is refused, with the reason.
+"""In which shapes of jobs a key of a plan has an effect. A key without an effect is refused, with the reason.
 
-Each key has a line, or its section has one for all of its keys. ``tests/plan/test_effects.py`` checks that no key lacks
-a line, that each is refused where its line says so, and that it changes something where the line does not.
+``EFFECTS`` has an entry for each key, or one for a whole section. ``tests/plan/test_effects.py`` checks that no key
+lacks an entry, that a key is refused where its entry says so, and that it changes something elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thalweg.ui.phrases import listed
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Shapes of jobs: a server and its clients; workers of one node; several nodes; nodes on a graph; a Flower app.
+# Shapes of jobs: a server and its clients; a tree of one node; a tree of several nodes; a graph; a Flower app.
 JOBS: Final = ("star", "tree", "nodes", "graph", "flower")
 IN: Final = {
     "star": "in a job with a server",
@@ -29,62 +29,62 @@ IN: Final = {
     "graph": "on a graph",
     "flower": "for a Flower app",
 }
-# Ends the hint on a key: how to get the first job in which the key has an effect.
-INSTEAD: Final = {
+# The end of the hint: how to get a job of another shape, in which the key has an effect.
+OTHER_JOB: Final = {
     "star": ", or take a job with a server",
     "tree": ", or set aggregation.shape = 'tree'",
     "nodes": ", or take several nodes (--nodes)",
     "graph": ", or give job.graph",
     "flower": "",
 }
-# Sections that `thalweg tree` reads too. It runs nothing, so only a run refuses their keys.
+# Sections that `thalweg tree` reads too. It runs no job, so only a run refuses their keys (`check_tree`).
 OF_TREES: Final = ("tree", "nodes")
 
 
 @dataclass(frozen=True)
 class Need:
-    """What else a plan must have for a key to have an effect: ``met`` tests it, ``unmet`` is the reason if it fails."""
+    """A further condition for a key to have an effect. ``met`` tests it, ``unmet`` is the reason if it is not met."""
 
     met: Callable[[Plan], bool]
     unmet: str
 
 
 @dataclass(frozen=True)
-class Line:
-    """Where a key has an effect: in all jobs but those of ``without``, which has a reason for each."""
+class Effect:
+    """Where a key has an effect: in all shapes of jobs except those in ``without``, which has the reason for each."""
 
     without: Mapping[str, str]
     need: Need | None = None
 
 
-def _except(need: Need | None = None, **without: str) -> Line:
-    """Return the line of a key that has an effect in all jobs but those of ``without``, each with the reason."""
-    return Line(without, need)
+def _except(need: Need | None = None, **without: str) -> Effect:
+    """Return the entry of a key that has an effect in all shapes of jobs except ``without``, with the reasons."""
+    return Effect(without, need)
 
 
-def _served(graph: str, flower: str, need: Need | None = None) -> Line:
-    """Return the line of a key that needs a server of rounds, with the reasons for a graph and for a Flower app."""
-    return Line({"graph": graph, "flower": flower}, need)
+def _served(graph: str, flower: str, need: Need | None = None) -> Effect:
+    """Return the entry of a key that needs a server of rounds. ``graph`` and ``flower`` are the reasons there."""
+    return Effect({"graph": graph, "flower": flower}, need)
 
 
-def _of_graphs(why: str) -> Line:
-    """Return the line of a key that has an effect on a graph only."""
-    return Line({job: why for job in JOBS if job != "graph"})
+def _of_graphs(why: str) -> Effect:
+    """Return the entry of a key that has an effect only on a graph. ``why`` is the reason elsewhere."""
+    return Effect({job: why for job in JOBS if job != "graph"})
 
 
-def _of_trees(nodes: str | None = None, tree: str | None = None, need: Need | None = None) -> Line:
-    """Return the line of a key of aggregation trees.
+def _of_trees(nodes: str | None = None, tree: str | None = None, need: Need | None = None) -> Effect:
+    """Return the entry of a key of aggregation trees.
 
-    ``nodes`` and ``tree`` are the reasons if it has no effect with several nodes, or with one.
+    ``nodes`` and ``tree`` are the reasons if it has no effect with several nodes, or with one node.
     """
     folded = "the server folds updates itself"
     reasons = {"star": folded, "graph": "no server adds updates up", "flower": "workers do not fold its replies yet"}
     own = {"tree": tree, "nodes": nodes}
-    return Line({**reasons, **{job: why for job, why in own.items() if why is not None}}, need)
+    return Effect({**reasons, **{job: why for job, why in own.items() if why is not None}}, need)
 
 
-def _simulated(why: str) -> Line:
-    """Return the line of a key that only `thalweg tree simulate` follows."""
+def _simulated(why: str) -> Effect:
+    """Return the entry of a key that only `thalweg tree simulate` uses. ``why`` is the reason for runs."""
     return _of_trees(nodes=why, tree=why)
 
 
@@ -97,7 +97,7 @@ def _has_leaves(plan: Plan) -> bool:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Whether `tree.scaling` has an effect: a node has leaves, or an autoscaler decides its number of workers."""
+    """Return whether `tree.scaling` has an effect: a node has leaves, or an autoscaler sets its number of workers."""
     own = _tree(plan).model_copy(update={"scaling": None})
     return _has_leaves(plan) or switches(own)["scaling"] == "knative" or _is_scaled(plan)
 
@@ -106,8 +106,8 @@ def _is_scaled(plan: Plan) -> bool:
     return bool(switches(_tree(plan))["scaling"] == "knative")
 
 
-def _setting(key: str) -> Line:
-    """Return the line of a key that is a setting of some algorithms with a server."""
+def _setting(key: str) -> Effect:
+    """Return the entry of a key that is a setting of some algorithms with a server."""
     names = [one.name for one in algorithms.ALGORITHMS.values() if key in one.settings]
     values = "the value" if len(names) == 1 else "values"
     need = Need(
@@ -163,16 +163,17 @@ _REAL: Final = Need(
     "in virtual time the job is inside a guest, which has no network to the outside",
 )
 
+# Reasons that several keys share.
 _ONE: Final = "there is one node"
-_DRAWN: Final = "all nodes take part in each iteration"
-_STRATEGY: Final = "its strategy says that"
+_ALL_TAKE_PART: Final = "all nodes take part in each iteration"
+_STRATEGY: Final = "its strategy decides that"
 _OWN: Final = "the app has its own"
-_UPDATES: Final = "what is lost of its replies is sent again, or counts for nothing where they are folded"
-_MIXING: Final = "it says how nodes of a graph mix their models"
-_STANDS_IN: Final = "aggregation.weights says what stands in for a chunk that is missing"
+_REPLIES: Final = "lost parts of its replies are sent again, or are left out where replies are folded"
+_MIXING: Final = "it decides how nodes of a graph mix their models"
+_STANDS_IN: Final = "aggregation.weights decides what stands in for a missing chunk"
 _ONCE: Final = "a run places its clients once"
 
-# Keys of [network] with an effect wherever there is a network.
+# Keys of [network] that have an effect in every job with a network.
 LINKS: Final = (
     "rate",
     "delay",
@@ -206,17 +207,17 @@ LINKS: Final = (
     "limiter",
     "seed",
 )
-LINES: Final[Mapping[str, Line]] = {
-    "job.rounds": _except(flower="its own configuration says how many rounds it has"),
+EFFECTS: Final[Mapping[str, Effect]] = {
+    "job.rounds": _except(flower="its own configuration sets the number of rounds"),
     "job.clients": _except(),
-    "job.graph": _except(flower="its nodes talk to its ServerApp alone"),
+    "job.graph": _except(flower="its nodes only talk to its ServerApp"),
     "job.wait": _of_graphs("no node waits for its neighbours"),
     "job.ahead": _of_graphs("no node waits for its neighbours"),
     "job.share": _of_graphs("no node sends its model to neighbours"),
     "job.exchange": _of_graphs("no node sends its model to neighbours"),
     "job.test_every": _of_graphs("the server evaluates after each round"),
     "job.evaluate": _served("each node evaluates its own model; job.test_every says when", _STRATEGY, _TRAINED),
-    "job.choose": _served(_DRAWN, _STRATEGY),
+    "job.choose": _served(_ALL_TAKE_PART, _STRATEGY),
     "job.seed": _except(),
     "job.enough": _served("nobody counts updates; job.wait says what a node waits for", _STRATEGY),
     "job.goal": _except(
@@ -225,8 +226,8 @@ LINES: Final[Mapping[str, Line]] = {
         tree="its rounds wait for all clients that take part",
         nodes="job.choose says how many updates end a round",
     ),
-    "job.deadline": _except(flower="its messages have their own time to live"),
-    "job.grace": _except(graph="a node does not wait for one that is gone"),
+    "job.deadline": _except(flower="its messages have a time to live of their own"),
+    "job.grace": _except(graph="nodes do not wait for a lost node"),
     "job.liveness": _except(),
     "app": _except(),
     "model.name": _except(flower=_OWN),
@@ -255,33 +256,33 @@ LINES: Final[Mapping[str, Line]] = {
     "transport.streams": _except(),
     "transport.send_buffer": _except(),
     "transport.receive_buffer": _except(),
-    "transport.fanout": _served("no model goes to all", "its messages go out as it sends them"),
-    "transport.gather": _served("each node receives from its neighbours alone", "its replies are taken as they come"),
+    "transport.fanout": _served("no server sends a model to all", "its messages are sent in the app's order"),
+    "transport.gather": _served("a node receives only from its neighbours", "its replies are received as they arrive"),
     "transport.chunk": _except(),
     "transport.options": _except(),
     "aggregation.shape": _served("no server adds updates up", "workers do not fold its replies yet"),
     "aggregation.partial": _except(
         tree="workers fold whole updates",
         nodes="workers fold whole updates",
-        graph="what came of a model is always used; aggregation.weights says how",
-        flower="the reply of a node that went away is an error to the app",
+        graph="the part of a model that arrived is always used; aggregation.weights decides how",
+        flower="to the app, the reply of a lost node is an error",
     ),
     "aggregation.stale": _except(
-        graph="what is late of a model is mixed into no other iteration",
+        graph="late parts of a model are mixed into no other iteration",
         flower=_STRATEGY,
         tree="a tree adds up the updates of one round",
         nodes="a tree adds up the updates of one round",
     ),
     "aggregation.precision": _except(),
-    "aggregation.deterministic": _except(graph="what is lost and late decides the mean"),
+    "aggregation.deterministic": _except(graph="the mean depends on lost and late parts of models"),
     "aggregation.weights": _of_graphs(_MIXING),
-    "aggregation.staging": _except(graph="models are folded as they come"),
+    "aggregation.staging": _except(graph="models are folded as they arrive"),
     "repair.resend": _except(graph=_STANDS_IN),
-    "repair.policy": _served(_STANDS_IN, _UPDATES),
-    "repair.spread": _served(_STANDS_IN, _UPDATES),
-    "repair.critical": _served(_STANDS_IN, _UPDATES),
-    "repair.budgets": _served(_STANDS_IN, _UPDATES),
-    "repair.refuse": _served(_STANDS_IN, _UPDATES),
+    "repair.policy": _served(_STANDS_IN, _REPLIES),
+    "repair.spread": _served(_STANDS_IN, _REPLIES),
+    "repair.critical": _served(_STANDS_IN, _REPLIES),
+    "repair.budgets": _served(_STANDS_IN, _REPLIES),
+    "repair.refuse": _served(_STANDS_IN, _REPLIES),
     "security.tls": _except(),
     "security.clients": _except(),
     "security.pki": _except(),
@@ -292,7 +293,7 @@ LINES: Final[Mapping[str, Line]] = {
     "layers.seal": _except(graph="it is for updates to a server; security.tls encrypts links"),
     "layers.compress": _except(),
     "compression.scheme": _except(
-        graph="algorithm.name = 'choco' with layers.compress makes up for what rounding leaves out",
+        graph="algorithm.name = 'choco' with layers.compress sends later what rounding leaves out",
         flower="the app's own strategy adds up its replies; layers.compress rounds them",
     ),
     "compression.down": _except(
@@ -301,10 +302,10 @@ LINES: Final[Mapping[str, Line]] = {
         flower="the app's own strategy makes what it sends; layers.compress rounds it",
     ),
     "hosts.server": _served(
-        "there is no server; hosts.nodes says where nodes listen", "`thalweg flower server` says where it listens"
+        "there is no server; hosts.nodes says where nodes listen", "its address is an option of `thalweg flower server`"
     ),
     "hosts.clients": _served(
-        "there are no clients; hosts.nodes says where nodes listen", "its nodes come by themselves, under any name"
+        "there are no clients; hosts.nodes says where nodes listen", "its nodes connect by themselves, under any name"
     ),
     "hosts.nodes": _of_graphs("there are clients; hosts.clients says where they are"),
     **{f"network.{key}": _except() for key in LINKS},
@@ -342,12 +343,12 @@ LINES: Final[Mapping[str, Line]] = {
     "tree.workers": _of_trees(),
     "tree.history": _of_trees(need=_PLANS),
     "tree.every": _of_trees(need=_PLANS),
-    "tree.silence": _simulated("job.liveness says when a link is lost, and with it a node"),
+    "tree.silence": _simulated("a node is lost when its link is, which job.liveness decides"),
     "tree.goal": _simulated("job.choose says how many updates end a round"),
-    "tree.between": _simulated("only a simulation follows it"),
-    "tree.spread": _simulated("only a simulation follows it"),
+    "tree.between": _simulated("only a simulation uses it"),
+    "tree.spread": _simulated("only a simulation uses it"),
     "tree.tag": _of_trees(tree="groups of clients have nodes of their own, and there is one node"),
-    "tree.costs": _simulated("only a simulation follows it"),
+    "tree.costs": _simulated("only a simulation uses it"),
     "tree.autoscaler": _of_trees(need=_AUTOSCALER),
     "nodes.count": _of_trees(),
     "nodes.capacity": _of_trees(tree=_ONE),
@@ -375,13 +376,13 @@ def job_of(plan: Plan) -> str:
 
 
 def check(plan: Plan) -> None:
-    """Refuse all keys that have no effect in a plan's job, but those that ``check_tree`` looks at. Raises PlanError."""
-    _refuse(plan, [path for path in LINES if path.partition(".")[0] not in OF_TREES])
+    """Refuse keys that have no effect in a plan's job, except those that ``check_tree`` checks. Raises PlanError."""
+    _refuse(plan, [path for path in EFFECTS if path.partition(".")[0] not in OF_TREES])
 
 
 def check_tree(plan: Plan) -> None:
-    """Refuse all keys of [tree] and [nodes] that a run of a plan does not follow. Raises PlanError."""
-    _refuse(plan, [path for path in LINES if path.partition(".")[0] in OF_TREES])
+    """Refuse keys of [tree] and [nodes] that have no effect in a run of a plan. Raises PlanError."""
+    _refuse(plan, [path for path in EFFECTS if path.partition(".")[0] in OF_TREES])
 
 
 def _refuse(plan: Plan, paths: Collection[str]) -> None:
@@ -394,18 +395,18 @@ def _refuse(plan: Plan, paths: Collection[str]) -> None:
 
 
 def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the cause and the hint if the key ``path`` has no effect in a job."""
-    line = LINES[path]
-    if job in line.without:
-        # The hint names another job, but not to a Flower app, which has no other.
-        others = [other for other in JOBS if other not in line.without and job != "flower"]
-        yield line.without[job], f"Remove {path}{INSTEAD[others[0]] if others else ''}"
-    elif line.need is not None and not line.need.met(plan):
-        yield line.need.unmet, f"Remove {path}"
+    """Yield cause and hint if the key ``path`` has no effect in a ``job`` of this shape."""
+    effect = EFFECTS[path]
+    if job in effect.without:
+        # The hint names another shape of job. A Flower app cannot have another shape.
+        others = [other for other in JOBS if other not in effect.without and job != "flower"]
+        yield effect.without[job], f"Remove {path}{OTHER_JOB[others[0]] if others else ''}"
+    elif effect.need is not None and not effect.need.met(plan):
+        yield effect.need.unmet, f"Remove {path}"
 
 
 def is_given(plan: Plan, path: str) -> bool:
-    """Return whether a plan sets a key or a section, such as ``job.choose``, to other values than the default."""
+    """Return whether a plan sets a key or a section, such as ``job.choose``, to something else than the default."""
     *sections, key = path.split(".")
     value: Any = plan
     for name in sections:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def network_of(plan: Plan, homes: Mapping[str, str] | None = None) -> Spec:
-    """Return the network of a plan. Raises PlanError if it has none, or an impossible one.
+    """Return the emulated network of a plan. Raises PlanError if it has none, or an impossible one.
 
-    ``homes`` has the node of each client of a tree. Without it, clients are assigned to nodes in turn.
+    ``homes`` has the tree node of each client. Without it, clients are assigned to nodes in turn.
     """
     if plan.network is None:
         raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
@@ -35,13 +35,16 @@ def _nodes_of(plan: Plan, homes: Mapping[str, str] | None) -> nodes.Nodes | None
 
 
 def message_layers(plan: Plan) -> message.EmulateLayer:
-    """Return the core's layer for a plan's network at message level. Raises PlanError for what only packets show."""
+    """Return the core's layer that emulates a plan's network at message level.
+
+    Raises PlanError for settings that only packet level can emulate.
+    """
     if plan.network is not None:
         message.check(plan.network)
     for key in ("link", "client_link"):
         if has_nodes(plan) and getattr(plan.nodes, key) is not None:
             raise PlanError(
-                f"emulation at message level is a layer around each client's link, and nodes.{key} is of many at once",
+                f"emulation at message level is a layer around one client's link, and nodes.{key} is shared by several",
                 f"Remove nodes.{key}, or take network.emulator = 'packet', which needs root",
             )
     return message.layers(network_of(plan))

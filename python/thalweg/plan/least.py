@@ -1,4 +1,4 @@
-"""The minimum time that a plan's links need for its updates."""
+"""The minimum time that a plan's rounds need: that of the links for the updates, and that of modelled computing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from thalweg.plan import Plan
 
 
 def update_bytes(plan: Plan) -> int | None:
-    """Return the bytes of a plan's update, with gaps between tensors; None if only the loaded model can tell."""
+    """Return the bytes of a plan's update, gaps between tensors included; None if that needs the loaded model."""
     if plan.app is not None or plan.model.tensors is not None:
         return None
     payload = plan.payload
     return models.find(plan.model.name).layout_bytes if payload is None else payload
 
 
-def least(plan: Plan, size: int | None = None, rounds: int | None = None) -> float:
-    """Return the seconds that a job's links need for its updates, and a payload's computation.
+def least_seconds(plan: Plan, size: int | None = None, rounds: int | None = None) -> float:
+    """Return the minimum seconds of a job: those that its links need for updates, and those that payloads compute.
 
     ``size`` is the size of an update in bytes and ``rounds`` the number of rounds, if the plan does not have them. The
     links' time of a job on a graph is unknown and not included. Raises PlanError if a file that the network names
@@ -36,6 +36,6 @@ def least(plan: Plan, size: int | None = None, rounds: int | None = None) -> flo
 
 
 def has_known_links(plan: Plan) -> bool:
-    """Whether the rates of a plan's links are known."""
+    """Return whether the rates of a plan's links are known."""
     emulated = plan.network is not None and plan.network.emulator != "none"
     return emulated or plan.layers.throttle is not None

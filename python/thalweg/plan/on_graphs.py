@@ -1,4 +1,4 @@
-"""Refuses settings that do not go with a graph, or only with one. Each error says what to change."""
+"""Refuses settings that a job on a graph cannot have, and those that only such a job can have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.transports.registry import Capabilities
 
-# Values of ``job.wait`` with which a deadline ends the wait.
+# Values of ``job.wait`` whose wait a deadline ends.
 TIMED: Final = ("first-chunk", "deadline")
 
 
@@ -40,40 +40,41 @@ def check_transport(plan: Plan, can: Capabilities) -> None:
     """Refuse a transport that cannot carry a graph's links. ``can`` has its capabilities. Raises PlanError."""
     if plan.job.graph is None:
         return
-    # A machine holds all nodes of `thalweg run`; those of [hosts.nodes] may be on several.
-    apart = "each node of a graph is a process" if can.in_process else "[hosts.nodes] is of nodes on several machines"
+    # Without [hosts.nodes] all nodes are on the machine of `thalweg run`, so a transport within one machine will do.
+    apart = "each node of a graph is a process" if can.in_process else "[hosts.nodes] is for nodes on several machines"
     if not can.remote and (can.in_process or plan.hosts.nodes is not None):
         raise PlanError(
-            f"the transport {plan.scheme!r} stays within {reach(can)}, and {apart}", "Take another transport, as tcp"
+            f"the transport {plan.scheme!r} stays within {reach(can)}, and {apart}",
+            "Take another transport, such as tcp",
         )
     if can.broker:
         raise PlanError(
             f"the transport {plan.scheme!r} goes through a broker, and a graph's nodes connect to each other",
-            "Take another transport, as tcp",
+            "Take another transport, such as tcp",
         )
     if not can.symmetric:
         raise PlanError(
-            f"the ends of a link over {plan.scheme!r} are not alike, and a node of a graph is at either",
-            "Take a transport that is symmetric, as tcp or ltp",
+            f"the two ends of a link over {plan.scheme!r} differ, and a node of a graph may be at either end",
+            "Take a symmetric transport, such as tcp or ltp",
         )
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """Draw the graph of a plan. Raises PlanError if the plan has no graph or an impossible one."""
+    """Return the graph of a plan. Raises PlanError if the plan has no graph or an impossible one."""
     text = plan.job.graph
     if text is None:
-        raise PlanError("the plan has no graph", "Give job.graph, as ring or 3-regular")
+        raise PlanError("the plan has no graph", "Give job.graph, such as ring or 3-regular")
     return graphs.schedule(text, plan.job.clients, plan.job.seed)
 
 
 def gamma_of(plan: Plan, schedule: Schedule) -> float | None:
-    """Return the step of CHOCO-SGD on a plan's graph; None for another algorithm. Raises PlanError."""
+    """Return CHOCO-SGD's step size gamma on a plan's graph; None for another algorithm. Raises PlanError."""
     if plan.algorithm.name != choco.NAME:
         return None
     if schedule.changes:
         raise PlanError(
-            f"{choco.NAME} sums up what always the same neighbours send, and {plan.job.graph} changes",
-            "Take a graph that does not, or algorithm.name = 'dpsgd'",
+            f"{choco.NAME} needs the same neighbours in every iteration, and {plan.job.graph} changes",
+            "Take a graph that does not change, or algorithm.name = 'dpsgd'",
         )
     return plan.algorithm.gamma or choco.step_size(schedule, plan.layers.format)
 
@@ -107,16 +108,16 @@ def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> RunF
 
 
 def _check_star(plan: Plan) -> None:
-    if plan.algorithm.name in algorithms.FOR_GRAPHS:
-        raise PlanError(f"{plan.algorithm.name} needs a graph", "Give job.graph, as ring or 3-regular")
+    if plan.algorithm.name in algorithms.GRAPH_ALGORITHMS:
+        raise PlanError(f"{plan.algorithm.name} needs a graph", "Give job.graph, such as ring or 3-regular")
 
 
 def _check_keys(plan: Plan) -> None:
-    if plan.algorithm.name not in algorithms.FOR_GRAPHS:
+    if plan.algorithm.name not in algorithms.GRAPH_ALGORITHMS:
         raise PlanError(
             f"a job with a graph cannot have the algorithm {plan.algorithm.name}: "
             + algorithms.find(plan.algorithm.name).refused["graph"],
-            f"Remove algorithm.name, which is then {algorithms.ON_GRAPHS}, or job.graph",
+            f"Remove algorithm.name, which is then {algorithms.GRAPH_DEFAULT}, or job.graph",
         )
     _check_replicas(plan)
 
@@ -126,13 +127,13 @@ def _check_replicas(plan: Plan) -> None:
     if plan.algorithm.name != choco.NAME:
         if plan.algorithm.gamma is not None:
             raise PlanError(
-                f"algorithm.gamma is of {choco.NAME}, and the algorithm is {plan.algorithm.name}",
+                f"algorithm.gamma is for {choco.NAME}, and the algorithm is {plan.algorithm.name}",
                 f"Remove it, or take algorithm.name = {choco.NAME!r}",
             )
         return
     if plan.wait != "all":
         raise PlanError(
-            f"{choco.NAME} cannot have job.wait = {plan.wait!r}: a difference that is lost is missing for ever",
+            f"{choco.NAME} cannot have job.wait = {plan.wait!r}: a difference that is lost stays missing for ever",
             "Remove job.wait, which is then all, or take algorithm.name = 'dpsgd'",
         )
     if plan.job.share not in (None, 1.0):
@@ -142,7 +143,7 @@ def _check_replicas(plan: Plan) -> None:
         )
     if plan.weights != "metropolis":
         raise PlanError(
-            f"{choco.NAME} has the weights of the graph, and aggregation.weights is {plan.weights}",
+            f"{choco.NAME} needs the weights of the graph itself, and aggregation.weights is {plan.weights}",
             "Remove aggregation.weights, or take algorithm.name = 'dpsgd'",
         )
 
@@ -155,8 +156,8 @@ def _check_waiting(plan: Plan) -> None:
         )
     if deadline is None and plan.wait == "first-chunk":
         raise PlanError(
-            "job.wait = first-chunk needs a deadline, for of a model that was lost no chunk comes",
-            "Give job.deadline, as 0.4 in the udp-dpsgd paper",
+            "job.wait = first-chunk needs a deadline, because no chunk may arrive from a neighbour that is lost",
+            "Give job.deadline; the udp-dpsgd paper has 0.4 s",
         )
 
 
@@ -167,7 +168,7 @@ def _check_graph(plan: Plan, text: str) -> None:
         making.check(word, plan.job.clients)
     if word.kind == "one-peer" and plan.weights == "symmetric":
         raise PlanError(
-            "symmetric weights use what went both ways, and on a one-peer graph models go one way",
+            "symmetric weights use what neighbours sent each other, and on a one-peer graph models are sent one way",
             "Take metropolis or renormalise, or the graph exponential",
         )
 
@@ -185,12 +186,12 @@ def _check_exchange(plan: Plan, text: str) -> None:
     elif plan.weights not in ("metropolis", "renormalise"):
         obstacle = "aggregation.weights", plan.weights, "metropolis or renormalise"
     elif compressed:
-        obstacle = "compression", "on", "none, for it would round the mean differently at each node"
+        obstacle = "compression", "on", "none, because it would round the mean differently at each node"
     if obstacle is not None:
         key, value, need = obstacle
         raise PlanError(
             f"job.exchange = segments needs {key} = {need}, and it is {value}",
-            f"Set {key} to that, or remove job.exchange, which is then auto",
+            f"Change {key}, or remove job.exchange, which is then auto",
         )
 
 

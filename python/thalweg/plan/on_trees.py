@@ -1,4 +1,4 @@
-"""Refuses settings that do not go with an aggregation tree, or only with one. Each error says what to change."""
+"""Refuses settings that a job with an aggregation tree cannot have, and those that only such a job can have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.transports import registry
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# The address at which a server listens that other machines must reach.
+# The address at which a server listens if other machines must reach it.
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
 
 
@@ -23,7 +23,7 @@ def check(plan: Plan) -> None:
         for section in ("tree", "nodes"):
             if getattr(plan, section) is not None:
                 raise PlanError(
-                    f"[{section}] is of aggregation trees, and in this job the server folds updates itself",
+                    f"[{section}] is for aggregation trees, and in this job the server folds updates itself",
                     f"Set aggregation.shape = 'tree' (--aggregation tree), or remove [{section}]",
                 )
         return
@@ -41,7 +41,7 @@ def has_nodes(plan: Plan) -> bool:
 
 
 def grouped(plan: Plan) -> list[str]:
-    """Return the keys by which groups of clients have nodes of their own."""
+    """Return the given keys that divide clients into groups with nodes of their own."""
     keys = {
         "tree.tag": None if plan.tree is None else plan.tree.tag,
         "nodes.groups": None if plan.nodes is None else plan.nodes.groups,
@@ -60,7 +60,7 @@ def is_spread(plan: Plan) -> bool:
 
 
 def reached(plan: Plan) -> str:
-    """Return the URL that decides the security of a run's links: one for all machines if nodes may be elsewhere."""
+    """Return the URL that decides whether a run's links need TLS: one on all interfaces if nodes may be elsewhere."""
     return f"{plan.scheme}://{EVERYWHERE}:0" if is_spread(plan) else plan.url
 
 
@@ -71,17 +71,21 @@ def _engine(plan: Plan, *, several: bool) -> None:
         return
     for section in ("network", "stress"):
         if getattr(plan, section) is not None:
-            raise PlanError(f"[{section}] is of nodes on this machine", f"Remove [{section}], or take --engine local")
+            raise PlanError(
+                f"[{section}] is for nodes on this machine, and Ray may start them on others",
+                f"Remove [{section}], or take --engine local",
+            )
     if nodes.ray_address is None:
         return
     if nodes.ray_address != "auto" and not _is_address(nodes.ray_address):
         raise PlanError(
-            f"nodes.ray_address is {nodes.ray_address!r}", "Give host:port of the cluster, as 10.0.0.1:6379, or auto"
+            f"nodes.ray_address is {nodes.ray_address!r}",
+            "Give host:port of the cluster, such as 10.0.0.1:6379, or auto",
         )
     scheme = plan.transport.url.partition("://")[0]
     if scheme != "auto" and not registry.can(scheme).remote:
         raise PlanError(
-            f"{scheme} does not leave a machine, and Ray puts nodes on several", "Take another transport, such as tcp"
+            f"{scheme} stays within one machine, and Ray starts nodes on several", "Take another transport, such as tcp"
         )
 
 
@@ -102,7 +106,7 @@ def _nodes(plan: Plan) -> None:
             )
     if (plan.tree or TreeSection()).top == "sharded" and plan.repair.spread:
         raise PlanError(
-            "repair.spread scatters what is lost over all bytes, and with a sharded top each node has a part of them",
+            "repair.spread scatters losses over all bytes, and with a sharded top each node has only a part of them",
             "Remove repair.spread, or take tree.top = 'first-finished'",
         )
     if plan.job.choose is not None and (plan.tree or TreeSection()).top != "dedicated":
@@ -114,7 +118,7 @@ def _nodes(plan: Plan) -> None:
     can = None if scheme == "auto" else registry.can(scheme)
     if can is not None and (can.broker or can.in_process):
         raise PlanError(
-            f"each node of a tree listens for clients, and with {scheme} nobody else can listen",
+            f"each node of a tree listens for clients, and with {scheme} only the server can listen",
             "Take another transport, such as tcp, or --nodes 1",
         )
 

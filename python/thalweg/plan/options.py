@@ -23,7 +23,7 @@ from thalweg.wire import Table
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Options of a server of rounds that a server of tasks has too.
+# The options of a server of rounds that a server of tasks has too.
 OF_TASKS: Final = frozenset(
     [
         *("transport", "layers", "seed", "issuer", "token", "revoked"),
@@ -31,17 +31,17 @@ OF_TASKS: Final = frozenset(
     ]
 )
 
-# Rules of mixing, each with the core's name for how missing chunks are filled in.
+# The core's name of each mixing rule: how it fills in missing chunks.
 MIXING: Final[Mapping[str, str]] = {
     "metropolis": "complement",
     "paper": "paper",
     "renormalise": "renormalise",
     "symmetric": "symmetric",
 }
-# Graphs whose nodes all have the same degree. There the paper's weights do not depend on how many models arrive.
+# Graphs whose nodes all have the same degree. On these the rule "paper" gives the weights of "metropolis".
 REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
-# Seconds for which a client of a run on this machine tries to be let in. An emulated path may have a round trip of
-# 20 s; connecting and greeting take six of them (crates/wire/src/limits.rs).
+# Seconds for which a client of a run on this machine tries to join. An emulated path may have an RTT of 20 s, and
+# connecting and greeting take six round trips (crates/wire/src/limits.rs).
 JOINING: Final = 120.0
 
 
@@ -49,9 +49,9 @@ JOINING: Final = 120.0
 class WorkersOptions:
     """The core's options of a node's workers.
 
-    ``autoscaler`` is given if scaling follows the load as in Knative. ``plans`` is given if leaves are planned while
-    the job runs; the first plan is for ``updates``. ``middle`` says who adds up the leaves' sums: "node", "reused" or
-    "own".
+    ``autoscaler`` is given if the number of workers follows the load, as in Knative. ``plans`` is given if the number
+    of leaves is planned while the job runs; the first plan is for ``updates``. ``middle`` says who adds up the leaves'
+    sums: "node", "reused" or "own".
     """
 
     count: int
@@ -69,7 +69,7 @@ class WorkersOptions:
 
 
 class CoreOptions(TypedDict, total=False):
-    """Options of the core's servers, clients and nodes. The core refuses any other, and those of another end."""
+    """Options of the core's servers, clients and nodes. Each of these ends refuses options that it does not have."""
 
     transport: Mapping[str, object]
     layers: Mapping[str, object]
@@ -125,7 +125,7 @@ def server_options(plan: Plan, trust: Trust, emulate: EmulateLayer | None = None
 
 
 def chosen(options: CoreOptions, names: Collection[str]) -> CoreOptions:
-    """Return those of the options that ``names`` has."""
+    """Return the options whose names are in ``names``."""
     return cast("CoreOptions", {name: value for name, value in options.items() if name in names})
 
 
@@ -137,7 +137,7 @@ def task_options(plan: Plan, trust: Trust, emulate: EmulateLayer | None = None) 
 def client_options(
     plan: Plan, trust: Trust, *, seed: int, emulate: EmulateLayer | None = None, congestion: str | None = None
 ) -> CoreOptions:
-    """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``.
+    """Return the core's options of a client that has the server's plan, as the clients of ``thalweg run`` do.
 
     ``congestion`` is the client's own congestion control, if it has one.
     """
@@ -156,9 +156,9 @@ def node_options(
 ) -> CoreOptions:
     """Return the core's options of a node of a graph.
 
-    ``trust`` has ``tls``, the token that the node shows when it dials (``own_token``), and what it demands from nodes
-    that dial it (``issuer`` or ``token``). ``number`` is its place from 1. ``job`` is the number of the job.
-    ``digests`` are of the settings that must be equal at all nodes: ``plan``, ``graph`` and ``start``.
+    ``trust`` has ``tls``, the token that the node shows to nodes that it connects to (``own_token``), and what nodes
+    that connect to it must show (``issuer`` or ``token``). ``number`` is the node's place, from 1. ``job`` is the job's
+    number. ``digests`` are those of settings that must be equal at all nodes: ``plan``, ``graph`` and ``start``.
     """
     own = plan.transport.congestion_of(number - 1) if plan.transport.client_congestion else None
     options = _options(plan, trust, emulate, client=True, congestion=own)
@@ -187,14 +187,17 @@ def check_task_scheme(scheme: str | None) -> None:
 
 
 def of_both_ends(plan: Plan) -> dict[str, Table]:
-    """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
+    """Return the core's options of the layers that both ends of a link need: those that seal and compress updates."""
     layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
     chosen: dict[str, Table] = {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
     return chosen | compressing(plan.compression.scheme, plan.compression.down)
 
 
 def mixing_of(plan: Plan) -> str:
-    """Return the core's word for how a node mixes. Models are stored separately only if that makes a difference."""
+    """Return the core's name for how a node mixes.
+
+    On a regular graph "paper" gives the same weights as "metropolis", which needs no copy of each model.
+    """
     if plan.weights == "paper" and graphs.parse(plan.job.graph or "").kind in REGULAR:
         return MIXING["metropolis"]
     return MIXING[plan.weights]
@@ -203,7 +206,7 @@ def mixing_of(plan: Plan) -> str:
 def _options(
     plan: Plan, trust: Trust, emulate: EmulateLayer | None, *, client: bool, congestion: str | None = None
 ) -> dict[str, object]:
-    """Return the options of one end from the keys that have a value, and from ``trust``."""
+    """Return the options of one end: those of the plan's keys with a value, and those of ``trust``."""
     transport: dict[str, object] = {}
     layers: dict[str, object] = {} if emulate is None else {"emulate": dict(emulate)}
     options: dict[str, Any] = {"transport": transport, "layers": layers}

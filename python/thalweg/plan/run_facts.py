@@ -1,4 +1,4 @@
-"""What a run adds to its record's manifest when it begins; docs/reference/record.md explains the keys."""
+"""The facts that a run adds to its record's manifest when it begins. docs/reference/record.md explains the keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GraphFacts(TypedDict):
 
 
 class RunFacts(TypedDict, total=False):
-    """Facts that are known when a run begins. ``resent`` is null until its last round is over."""
+    """The facts that are known when a run begins. ``resent`` stays null until the last round is over."""
 
     address: str
     tls: bool

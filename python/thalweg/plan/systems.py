@@ -1,4 +1,4 @@
-"""The systems with which aggregation trees are compared: their switches, for the simulator and for runs."""
+"""The systems that a tree can imitate (``tree.system``): the switches that make up each, for simulations and runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement
 
 
 class Switches(TypedDict):
-    """The switches of a system, as the simulator and runs take them."""
+    """The switches of a system."""
 
     data_plane: str
     side_process: bool
@@ -33,7 +33,8 @@ def switches(tree: TreeSection) -> Switches:
 def data_plane(tree: TreeSection) -> str:
     """Return how updates get to a node's workers.
 
-    Sockets with flat levels is one aggregator, which receives updates itself. No data plane lies between.
+    With sockets and flat levels there is one aggregator, which receives updates itself. Nothing is copied to it, so the
+    result is "pool".
     """
     on = switches(tree)
     is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
@@ -41,7 +42,7 @@ def data_plane(tree: TreeSection) -> str:
 
 
 def split(tree: TreeSection) -> str:
-    """Return how a node's workers divide its updates: by clients for the systems that LIFL is compared with."""
+    """Return how a node's workers divide its updates. The default is "ranges" for LIFL, and "clients" otherwise."""
     return tree.split or ("ranges" if tree.system == "lifl" else "clients")
 
 
@@ -51,10 +52,10 @@ def has_leaves(tree: TreeSection) -> bool:
 
 
 def has_plans(tree: TreeSection) -> bool:
-    """Return whether a node plans while a job runs how many leaves it has."""
+    """Return whether a node plans its number of leaves while a job runs."""
     return has_leaves(tree) and switches(tree)["scaling"] == "hierarchy"
 
 
 def has_middle(tree: TreeSection) -> bool:
-    """Return whether a worker adds up the leaves' sums. Where sums are copied to the node, the node does it."""
+    """Return whether a worker adds up the leaves' sums. If sums are copied to the node, the node does it instead."""
     return has_leaves(tree) and data_plane(tree) == "pool" and not switches(tree)["side_process"]

@@ -456,8 +456,9 @@ class AggregationSection(Section):
         "renormalise: those that came, scaled to 1; symmetric: chunks that came both ways; without it metropolis",
     )
     staging: Annotated[Size | None, Core()] = Field(
-        None, description="bytes for whole updates that wait to be folded; without it two updates, 64MiB, or a quarter "
-        "of the available memory (not with workers of a tree), whichever is the most"
+        None,
+        description="bytes for whole updates that wait to be folded; without it two updates, 64MiB, or a quarter "
+        "of the available memory (not with workers of a tree), whichever is the most",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.trees.counters import Created, LiveDecision, Reused, Workers
@@ -36,7 +36,7 @@ class Watched:
     # For each node, how many of its plans are in a row.
     _seen: dict[str, int] = field(default_factory=dict)
 
-    def rows(self, number: int, nodes: Mapping[str, Workers]) -> Iterator[dict[str, object]]:
+    def rows(self, number: int, nodes: Mapping[str, Workers]) -> Iterator[WorkersRow]:
         """Yield a row for each node that plans its workers. ``number`` is that of the round that has ended."""
         for name, one in nodes.items():
             if one.decisions is None:
@@ -46,19 +46,17 @@ class Watched:
                 seen = 0  # the node was started anew, and counts anew
             self._seen[name] = one.decisions.count
             fresh = tuple(decision for decision in one.decisions.latest if decision.number > seen)
-            yield asdict(
-                WorkersRow(
-                    number,
-                    name,
-                    one.leaves,
-                    one.created,
-                    one.reused,
-                    one.retired,
-                    one.died,
-                    one.cpu_seconds,
-                    one.decisions.count,
-                    fresh,
-                )
+            yield WorkersRow(
+                number,
+                name,
+                one.leaves,
+                one.created,
+                one.reused,
+                one.retired,
+                one.died,
+                one.cpu_seconds,
+                one.decisions.count,
+                fresh,
             )
 
 

@@ -15,8 +15,9 @@ Array = NDArray[np.float32]
 Model = dict[str, Array]
 Data = tuple[Array, NDArray[np.int64]]
 
-# EDGE_HIDDEN makes the model larger: 3500 units have 1 MiB of weights.
+# EDGE_HIDDEN sets the size of the model: with 3500 units it has 1 MiB.
 PIXELS, HIDDEN, CLASSES = 64, int(os.environ.get("EDGE_HIDDEN", "3500")), 10
+# Images that clients train on. The others are for the evaluation.
 TRAINED = 1500
 STEPS = 6
 RATE = 50.0
@@ -66,7 +67,7 @@ def train(model: Model, data: Data) -> int:
 
 
 def accuracy(model: Model, data: Data) -> float:
-    """Return the share of images whose label the model names."""
+    """Return the share of images that the model labels correctly."""
     images, labels = data
     hidden = np.maximum(images @ model["in"], 0)
     return float(((hidden @ model["out"]).argmax(axis=1) == labels).mean())
@@ -78,7 +79,7 @@ def digest(model: Model) -> str:
 
 
 def write_round(output: str, number: int, model: Model, share: float) -> None:
-    """Append a line: when the round ended, how good its model is, and the model's digest, which shows a change."""
+    """Append a line: when the round ended, its model's accuracy, and a digest that changes with the model."""
     line = {"time": time.time(), "round": number, "accuracy": share, "model": digest(model)}
     with Path(output).open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -23,11 +23,11 @@ class App:
         return learning.new_model()
 
     def client_data(self, name: str, index: int, clients: int, seed: int) -> learning.Data:
-        """Return a client's part."""
+        """Return a client's part of the training images."""
         return learning.part(index, clients)
 
     def train(self, model: learning.Model, data: learning.Data, config: dict[str, Any]) -> tuple[int, dict[str, float]]:
-        """Train in place."""
+        """Train the model in place; return the number of samples and no metrics."""
         return learning.train(model, data), {}
 
     def test_data(self) -> learning.Data:

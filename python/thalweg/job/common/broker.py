@@ -1,4 +1,4 @@
-"""The broker of a run: none, one that the run starts and ends, or one that runs already at the plan's URL."""
+"""The broker of a run: none, one that the run starts and ends, or one that already runs at the plan's URL."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PARTY: Final = "broker"
 
 
 @dataclass
-class Attached:
-    """A run's broker. ``url`` is where the server listens; ``trust`` is what all parties need to log in at the broker.
+class RunBroker:
+    """A run's broker. ``url`` is where the server listens, ``trust`` what every party needs to log in at the broker.
 
-    Without a broker of the run's own, ``broker`` is None and ``trust`` is empty.
+    If the run has not started a broker itself, ``broker`` is None and ``trust`` is empty.
     """
 
     url: str
@@ -34,7 +34,7 @@ class Attached:
     trust: Trust = field(default_factory=Trust)
 
     def trusting(self, trust: Trust) -> Trust:
-        """Return a party's trust with the broker's login, and its TLS settings if it has any."""
+        """Return a party's ``trust`` with the broker's login, and with the broker's TLS settings if it has any."""
         return replace(trust, login=self.trust.login or trust.login, tls=self.trust.tls or trust.tls)
 
     def facts(self) -> dict[str, BrokerFacts]:
@@ -47,22 +47,22 @@ class Attached:
 
 
 @contextmanager
-def attached(plan: Plan, network: Session, trust: Trust, note: Callable[[str], None]) -> Iterator[Attached]:
-    """Start a broker if the transport needs one and the plan names none; end it at the end.
+def run_broker(plan: Plan, network: Session, trust: Trust, note: Callable[[str], None]) -> Iterator[RunBroker]:
+    """Start a broker if the transport needs one and the plan names none; end it when the block ends.
 
     ``trust`` is the server's. ``note`` gets notes about the broker, also from another thread. Raises BrokerError, or
     PlanError if the plan names a broker outside of its emulated network.
     """
     if not registry.can(plan.scheme).broker:
-        yield Attached(network.url)
+        yield RunBroker(network.url)
         return
     if "://" in plan.transport.url:
         if network.lab is not None:
             raise PlanError(
                 f"the broker {plan.url} is outside of the emulated network",
-                f"Give transport.url = {plan.scheme!r}: the run then starts a broker within it",
+                f"Give transport.url = {plan.scheme!r}: the run then starts a broker inside the network",
             )
-        yield Attached(plan.url)
+        yield RunBroker(plan.url)
         return
     brokers = programs(plan.scheme)
     program = next((program for program in brokers if program.find() is not None), None)
@@ -79,7 +79,7 @@ def attached(plan: Plan, network: Session, trust: Trust, note: Callable[[str], N
     place = BrokerPlace(network.address(party), network.namespace(party), network.groups.outside, party)
     with Broker(program, place, tls=_certificates(trust), on_event=note) as broker:
         note(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
-        yield Attached(broker.url(plan.scheme), broker, _login(broker, trust))
+        yield RunBroker(broker.url(plan.scheme), broker, _login(broker, trust))
 
 
 def _certificates(trust: Trust) -> Tls | None:
@@ -90,7 +90,7 @@ def _certificates(trust: Trust) -> Tls | None:
 
 
 def _login(broker: Broker, trust: Trust) -> Trust:
-    """Return the login and TLS settings of all parties. For the broker the server is a client too."""
+    """Return the login and TLS settings of all parties. To the broker, the server is a client too."""
     tls = None
     if trust.tls is not None:
         tls = links.Tls(trust.tls.authority, None, require_client=False, server_name="localhost")

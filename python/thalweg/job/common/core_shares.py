@@ -1,9 +1,11 @@
 """Shares this machine's cores among clients that are started separately: how many threads each trains with.
 
-While a client takes part it keeps a locked file in a folder of its user on this machine. The file names the cores that
-the client may use. The kernel ends the lock with the process, however that ends, so a file without a lock is nobody's.
-A client's share is its cores divided by the clients that may use any of them. PyTorch's own default is a thread for
-each core in every process; several clients on one machine then wait for each other's threads in every operation.
+While a client takes part, it keeps a locked file in a folder of its user on this machine. The file names the cores that
+the client may use. The kernel ends the lock when the process ends for whatever reason, so a file without a lock belongs
+to no client. A client's share is the number of its cores divided by the number of clients that may use any of them.
+
+PyTorch's own default is a thread for each core in every process. Several clients on one machine would then wait for
+each other's threads in every operation.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ if TYPE_CHECKING:
 
 # A user who sets this variable has chosen the threads of all programs that use OpenMP, such as PyTorch.
 CHOSEN: Final = "OMP_NUM_THREADS"
+# Prefix of a client's file until it is locked.
 _PART: Final = ".part-"
-# Prefix of the clients' files. It is the same in all versions of thalweg.
+# Prefix of a client's locked file. It is the same in all versions of thalweg.
 _FILE: Final = "seat-"
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder() -> Path:
-    """Return the folder with the core files of this user's clients. All versions of thalweg use the same folder."""
+    """Return the folder with the files of this user's clients. All versions of thalweg use the same folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "thalweg" if runtime else Path(tempfile.gettempdir()) / f"thalweg-{os.geteuid()}"
     return own / "seats"
@@ -46,7 +49,7 @@ class CoreShare:
     def __init__(self, directory: Path | None = None) -> None:
         """Tell other clients that this one computes here, by a file in ``directory`` (default: this user's folder).
 
-        If that fails the client takes all of its cores, as it knows of nobody else; ``why_alone`` then says why.
+        If that fails, ``why_alone`` says why, and the client takes all its cores, because it cannot see other clients.
         """
         self._path = folder() if directory is None else directory
         # The descriptor of the checked folder. All files are opened through it, so replacing the folder has no effect.
@@ -106,7 +109,7 @@ class CoreShare:
 
 
 class ThreadLimited:
-    """A client's party that trains with the client's share of the cores, which it reads again for each training."""
+    """A client's party that trains with the client's present share of the cores, which may change between rounds."""
 
     def __init__(self, party: ClientParty, threads: Callable[[], int]) -> None:
         """Wrap ``party``. ``threads`` returns how many threads the next training may use."""
@@ -119,11 +122,11 @@ class ThreadLimited:
         return self._party.train(config)
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
-        """Evaluate with the number of threads that the training before had."""
+        """Evaluate with as many threads as the training before."""
         return self._party.evaluation(config)
 
     def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
-        """Make the update of what was trained."""
+        """Make the update of the trained model."""
         return self._party.finish(samples, metrics)
 
 
@@ -144,7 +147,7 @@ def threads_of(share: CoreShare, threads: int | None, note: Callable[[str], None
     if os.environ.get(CHOSEN):
         return None
     if share.why_alone is not None:
-        note(f"{share.why_alone}; training with all cores, --threads says otherwise")
+        note(f"{share.why_alone}; training with all cores (--threads sets another number)")
     return share.threads
 
 

@@ -1,4 +1,4 @@
-"""Writes into a record that its run failed or was interrupted, and tells the user how to resume it."""
+"""Records that a run failed or was interrupted, and tells the user how to resume it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 
-# A command writes this line to standard error, so that the user knows where the record is.
+# The line of a command's standard error that says where the record is.
 _RECORD: Final = re.compile(r"\brecord: (.+)$", re.MULTILINE)
 RUN: Final = "thalweg run"
 
 
 def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseException, command: str = RUN) -> None:
-    """Record that a run failed, and why, or was interrupted; close the record. ``note`` gets how ``command`` resumes.
+    """Record that a run failed and why, or that it was interrupted. Close the record; ``note`` gets how to resume.
 
-    An exception that is not an ``Exception``, such as KeyboardInterrupt, is an interruption.
+    ``command`` is the command that resumes it. An ``error`` that is no ``Exception``, such as KeyboardInterrupt, is an
+    interruption.
     """
     status = _status(error)
     try:
@@ -49,9 +50,10 @@ def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iter
 
 
 def end_elsewhere(output: str, error: BaseException) -> None:
-    """Write into the records of runs in a guest kernel how they ended. The guest was killed before it could.
+    """Record how runs in a guest kernel ended, if the guest was killed before it could.
 
-    ``output`` is the guest's standard error, which names the records. A record that already has its end stays.
+    ``output`` is the guest's standard error, which names the records. A record that already says how its run ended
+    stays as it is.
     """
 
     def note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A client's goodbye: it tells the server why it leaves, for the server's log, table and record."""
+"""A client's goodbye: it tells the server why it leaves. The server shows the reason and records it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Leaving(Protocol):
 
 @contextmanager
 def farewell(client: Leaving, done: str) -> Iterator[None]:
-    """Leave a job when the block ends. The reason is ``done``, or what the block raised.
+    """Leave a job when the block ends. The reason is ``done``, or the exception that the block raised.
 
     The server shortens a long reason and removes characters that cannot be shown.
     """

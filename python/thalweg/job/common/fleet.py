@@ -1,4 +1,4 @@
-"""The client processes of ``thalweg run``: ``Fleet`` starts, watches, ends and reaps them by their process ids.
+"""``Fleet``: starts, watches and ends the client processes of ``thalweg run``, each by its process id.
 
 Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output. The
 lines that it writes while it works have the key ``say``. The last line is its final report. Nodes of graphs and trees
@@ -25,7 +25,7 @@ from thalweg.job.common.fork_server import ForkedProcess, ForkServer
 from thalweg.job.common.leftovers import end_group
 from thalweg.job.common.messages import AnyOrder, Failure, Line, Note, Order, Report, Trained, Work
 from thalweg.job.common.messages import Orders as AnyOrders
-from thalweg.job.common.parties import Described, NamedApp
+from thalweg.job.common.parties import NamedApp, PartyBuilder
 from thalweg.job.star.participant import take_part
 from thalweg.lab import guest
 from thalweg.lab.inside import ProcessPlace
@@ -43,7 +43,7 @@ OnEnd = Callable[[str, str], None]
 OnTraining = Callable[[str, int, float], None]
 # Called with a line that a process writes while it works, in the thread that watches this process.
 OnLine = Callable[[str, Line], None]
-# One for each number of threads, because libraries read it from the environment when they are imported.
+# A fork server for each number of threads: libraries read that from the environment when they are imported.
 ForkServers: TypeAlias = dict[int | None, ForkServer]
 
 
@@ -56,22 +56,22 @@ class Member:
     process: ForkedProcess | None = None
     report: Report | None = None
     failure: str | None = None
-    # A signal killed its process, which therefore wrote no final report.
+    # Whether a signal killed its process, so that it wrote no final report.
     was_killed: bool = False
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, at most ``seconds``. Its thread may not run: Ctrl-C may come before it starts."""
+        """Wait until it has ended, at most ``seconds``. Its thread may never have started, if Ctrl-C came before."""
         if self.thread.is_alive():
             self.thread.join(seconds)
 
     def is_running(self) -> bool:
-        """Return whether its process runs, or its output is still being read. False for a thread."""
+        """Return whether its process is running, or its output is still being read. False for a thread."""
         return self.process is not None and (self.thread.is_alive() or self.process.poll() is None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOrder(Order):
-    """What a client's process reads when it starts: where it connects to, its options for the core and what it trains.
+    """The order of a client's process: the URL to connect to, the options for the core, and what to train.
 
     ``config`` is the first round's config. ``app`` is the user's own app, and ``tensors`` are patterns of the tensors
     that travel.
@@ -83,7 +83,7 @@ class ClientOrder(Order):
     data_root: str | None
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
-    # Whether somebody looks at how much of its training the client has done.
+    # Whether the process should report how far its training is, for a progress display.
     shows_training: bool = False
 
     @classmethod
@@ -95,29 +95,29 @@ class ClientOrder(Order):
 
 @dataclass(frozen=True)
 class Orders:
-    """Makes the order of each client of a run."""
+    """What the orders of a run's clients have in common; makes the order of each client."""
 
     url: str
     options: CoreOptions
     config: ReceivedConfig
     data_root: str | None
     threads: int | None
-    # The job's seed: each client gets another one.
+    # The job's seed. Each client gets a seed of its own that follows from it.
     seed: int = 0
-    # Each client's namespace and cgroup, by name. The process enters them first.
+    # Each client's namespace and cgroup, by the client's name. Its process enters them first.
     places: Mapping[str, ProcessPlace | None] = field(default_factory=dict)
     # Each client's congestion control, if it differs from the one in the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
-    # The URL to which a client connects, for each client that does not connect to `url`.
+    # The URLs of clients that do not connect to `url`, by name.
     urls: Mapping[str, str] = field(default_factory=dict)
     shows_training: bool = False
-    # The folder in which clients keep what compression has left out; None if they keep nothing.
+    # The folder in which clients keep their residuals; None without compression.
     residuals: Path | None = None
 
     def of(self, name: str, number: int) -> ClientOrder:
-        """Return the order of one client. Each client gets a seed of its own."""
+        """Return the order of client ``name``. ``number`` counts from 1."""
         options: CoreOptions = {**self.options, "seed": self.seed + number}
         if self.residuals is not None:
             options["residual"] = str(self.residuals / f"{name}.residual")
@@ -139,7 +139,7 @@ class Orders:
 
 @contextmanager
 def prepared(modules: Sequence[str], threads: int | None) -> Iterator[ForkServers]:
-    """Start the fork server of a fleet that does not exist yet, so that both processes of a run import at once."""
+    """Start a fleet's fork server before the fleet exists, so that it and this process import at the same time."""
     server = _fork_server(WORKER, modules, threads)
     server.prepare()
     try:
@@ -171,10 +171,10 @@ class Fleet(Generic[AnyOrder]):
     ) -> None:
         """Store the settings; start nothing. ``on_end`` is called for each client that ends early.
 
-        A client's process runs the module ``program``; a client's thread runs ``work``. ``modules`` are what each
+        A client's process runs the module ``program``; a client's thread runs ``work``. ``modules`` are those that each
         process would import. With ``on_line`` a process's standard input stays open for ``send``, and ``on_line`` gets
-        the lines that it writes while it works. ``on_training`` gets how much of its training a client has done.
-        ``servers`` are of ``prepared``.
+        the lines that it writes while it works. ``on_training`` gets how far a client's training is. ``servers`` are
+        the fork servers that ``prepared`` has started.
         """
         self._log = log
         self._on_end = on_end
@@ -205,17 +205,17 @@ class Fleet(Generic[AnyOrder]):
         return any(one.name == name and one.failure is not None and one.was_killed for one in self.members)
 
     def send(self, name: str, message: object) -> None:
-        """Send a process a message as a line of JSON. Does nothing if it has ended."""
+        """Send a process a message as a line of JSON. Does nothing if the process has ended."""
         member = next(member for member in self.members if member.name == name)
         if member.process is not None:
             _write(member.process.stdin, message)
 
     def lost(self) -> dict[str, str]:
-        """Return the clients that have ended early, each with why."""
+        """Return the clients that have ended early, each with the reason."""
         return {member.name: member.failure for member in self.members if member.failure is not None}
 
     def check(self) -> None:
-        """Raise RoundError with the client's own reason if one has ended early. Called before the first round."""
+        """Raise RoundError if a client has ended early, with its own reason. Called before the first round."""
         for member in self.members:
             if member.failure is not None:
                 raise self.failed(member)
@@ -226,7 +226,7 @@ class Fleet(Generic[AnyOrder]):
         return RoundError(f"{member.name} could not take part: {failure.cause}", failure.hint)
 
     def peaks(self) -> list[int | None] | None:
-        """Return each client's peak memory in bytes, None for a killed one; None if all share the server's process."""
+        """Return each client's peak memory in bytes, None for a killed one. Return None if clients are threads."""
         if self._in_process:
             return None
         return [None if one.report is None else one.report.peak_rss_bytes for one in self.members]
@@ -236,13 +236,13 @@ class Fleet(Generic[AnyOrder]):
         return {member.name: member.report for member in self.members if member.report}
 
     def release(self) -> None:
-        """From now on a client that ends is no failure, and ``on_end`` is not called for it."""
+        """Let clients end from now on: it is no failure, and ``on_end`` is not called."""
         self._ending = True
 
     def stop(self, *, grace: float = END_SECONDS) -> None:
-        """Wait until all clients have ended; after ``grace`` seconds end the processes that have not. Idempotent.
+        """Wait until all clients have ended. After ``grace`` seconds, end the processes that have not. Idempotent.
 
-        After Ctrl-C, processes are ended at once. Threads cannot be ended: those that still run end with this process.
+        After Ctrl-C, processes are ended at once. Threads cannot be ended; those that still run end with this process.
         """
         self.release()
         deadline = time.monotonic() + within(grace, 0.0)
@@ -274,8 +274,8 @@ class Fleet(Generic[AnyOrder]):
         process = member.process
         if process is None:
             return
-        # Processes that an app leaves behind may keep the client's standard output open. Unless the sweeper ends them,
-        # the loop below gets no end of file.
+        # Processes that an app leaves behind may keep the client's standard output open. Then the loop below would get
+        # no end of file, so the sweeper ends these processes.
         sweeper = threading.Thread(target=_sweep, args=(process,), daemon=True)
         sweeper.start()
         with process.stdout as stream:
@@ -286,7 +286,7 @@ class Fleet(Generic[AnyOrder]):
         member.was_killed = code < 0
         _close(process.stdin)
         failure = member.report and member.report.error
-        self._ended(member, None if code == 0 else failure.cause if failure else _how(code))
+        self._ended(member, None if code == 0 else failure.cause if failure else _exit_text(code))
 
     def _received(self, member: Member, line: Line) -> None:
         """Pass a line with ``say`` to ``on_line``. A line without it may be the client's final report."""
@@ -335,7 +335,7 @@ class Fleet(Generic[AnyOrder]):
 
 def take_orders(order: ClientOrder, note: Note) -> None:
     """Take part in the rounds of a job as a client, as its order says. Raises ThalwegError or CoreError."""
-    maker = Described(
+    maker = PartyBuilder(
         order.name,
         data_root=order.data_root,
         threads=order.threads,
@@ -357,7 +357,7 @@ def _sweep(process: ForkedProcess) -> None:
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:
-    """Return how many threads a client computes with: the plan's number, else its share of the cores, at least one."""
+    """Return a client's number of threads: the plan's, or else its part of this machine's cores, at least one."""
     return plan_threads or max(1, machine.cores() // clients)
 
 
@@ -376,7 +376,7 @@ def _close(stream: IO[bytes] | None) -> None:
 
 
 def _parse(line: bytes) -> Line:
-    """Return the JSON object in a process's line. Any other line, such as an app's own output, gives an empty one."""
+    """Return the JSON object in a process's line; an empty one for any other line, such as an app's own output."""
     try:
         value = wire.plain(line) if line.startswith(b"{") else {}
     except ValueError:  # an incomplete line of a killed process, or output of an app that begins like an object
@@ -384,10 +384,12 @@ def _parse(line: bytes) -> Line:
     return value if isinstance(value, dict) else {}
 
 
-def _named(number: int) -> str:
+def _signal_name(number: int) -> str:
+    """Return a signal's name in brackets, or nothing for an unknown one."""
     return f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
 
 
-def _how(code: int) -> str:
-    how = f"killed by signal {-code}{_named(-code)}" if code < 0 else f"ended with exit code {code}"
+def _exit_text(code: int) -> str:
+    """Return how a process ended, from its exit code: -N if signal N killed it."""
+    how = f"killed by signal {-code}{_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return f"{how}: {guest.MAPPINGS}" if code == -signal.SIGSEGV and guest.is_inside() else how

@@ -1,10 +1,10 @@
-"""Starts the processes of a run as forks of one process, which has imported what all of them need.
+"""Starts a run's processes as forks of one process, the fork server, which has imported the modules that all need.
 
-Importing PyTorch takes a process about two seconds of a core. In a run with twenty clients this happens once, and the
-clients share the memory of what was imported. ``ForkServer`` is the run's side. The other side is a process that runs
+Importing PyTorch takes a process about two seconds of a core. With a fork server this happens once for all clients, and
+they share the memory of the imported modules. ``ForkServer`` is the run's side. The fork server itself is the process
 ``python -m thalweg.job.common.fork_server PROGRAM MODULE...``. It imports the module ``PROGRAM`` and each ``MODULE``,
 and then forks a process for each request. A forked process calls ``run()`` of the module ``PROGRAM``, and ends with the
-exit code that it returns.
+exit code that ``run()`` returns.
 
 A request is one byte and four files: standard input, output and error of the new process, and a pipe. The fork server
 writes two lines to this pipe: the process's id, and at its end its exit code (-N if signal N killed it). The kernel
@@ -31,13 +31,13 @@ from typing import IO, Final
 from thalweg.machine.grace import within
 from thalweg.machine.parent import die_with
 
-# The fork server's own end of the connection to the run: its standard input.
+# The fork server's end of the connection to the run: the descriptor of its standard input.
 CONNECTION: Final = 0
 REQUEST: Final = b"f"
 FILES: Final = 4
-# The environment variable with the id of the run's process. The fork server ends when that process ends.
+# The environment variable that has the id of the run's process, with which the fork server ends.
 PARENT: Final = "THALWEG_FORK_SERVER_PARENT"
-# The exit code of a process whose fork server has ended. The kernel kills the process then.
+# The exit code of a process whose fork server has ended: the kernel then kills the process.
 LOST: Final = -signal.SIGKILL
 END_SECONDS: Final = 10.0
 
@@ -49,7 +49,7 @@ class ForkedProcess:
     """
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
-        """Take over pipes: to its standard input, from its standard output, and ``status`` from its fork server."""
+        """Take over pipes: to its standard input, from its standard output, and ``status`` from the fork server."""
         self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
         self._pid: int | None = None
@@ -60,7 +60,7 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id. Waits until the fork server has started it; None if that was lost before."""
+        """The process's id. Waits until the fork server has started it; None if the fork server was lost before."""
         self._wait_for(lambda: self._pid is not None or self.returncode is not None, None)
         return self._pid
 
@@ -104,7 +104,7 @@ class ForkedProcess:
                     return
 
     def _read(self, seconds: float | None) -> None:
-        """Wait at most ``seconds`` for the fork server's next words. It releases the caller's lock meanwhile."""
+        """Wait at most ``seconds`` for the fork server's next bytes. Releases the caller's lock while it waits."""
         poll = select.poll()
         poll.register(self._status, select.POLLIN)
         self._is_being_read = True
@@ -132,20 +132,21 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The run's side of a fork server, which is started with the first process."""
+    """The run's side of a fork server. The fork server starts with the first process, or by ``prepare``."""
 
     def __init__(self, program: str, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """``modules`` are imported before the first fork; those that cannot be imported are left out."""
+        """Store the settings. ``modules`` are imported before the first fork, except those that cannot be imported."""
         self._command = [sys.executable, "-m", __name__, program, *modules]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        # Whether a process was requested. Until then the fork server has no children, and may still be importing.
         self._was_asked = False
 
     def prepare(self) -> None:
         """Start the fork server before there is a log, so that it imports while the run prepares itself.
 
-        It writes no errors before its first process, so one that fails is started again by ``start``, and tells then.
+        Its errors are lost until ``start``. If it has failed by then, ``start`` starts it again, with the log.
         """
         self._connected(subprocess.DEVNULL)
 
@@ -160,7 +161,7 @@ class ForkServer:
         from_stdout, stdout = os.pipe()
         from_status, status = os.pipe()
         try:
-            with suppress(OSError):  # the fork server is lost, and the process has no status
+            with suppress(OSError):  # the fork server is lost: the process will count as killed
                 socket.send_fds(connection, [REQUEST], [stdin, stdout, log.fileno(), status])
         finally:
             for end in (stdin, stdout, status):
@@ -171,16 +172,16 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The fork server's process id, once it was started."""
+        """The fork server's process id; None before it was started."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the fork server. Its processes have ended, or end now."""
+        """End the fork server. Forked processes that are still running end with it."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         if self._process is not None:
-            if not self._was_asked:  # it may be importing, and has no processes
+            if not self._was_asked:
                 self._process.kill()
             try:
                 self._process.wait(within(END_SECONDS))
@@ -212,10 +213,10 @@ def main() -> int:
     die_with(int(os.environ.pop(PARENT)))
     program, *modules = sys.argv[1:]
     for name in modules:
-        with suppress(ImportError):  # the process that needs it reports the error
+        with suppress(ImportError):  # the process that needs the module reports the error
             importlib.import_module(name)
     run = importlib.import_module(program).run
-    # Objects of the imported modules stay in memory that all processes share.
+    # Without this, the garbage collector would write to objects of the modules, and each process would copy them.
     gc.collect()
     gc.freeze()
     if not _serve(os.getpid()):
@@ -225,8 +226,8 @@ def main() -> int:
 
 
 def _serve(own: int) -> bool:
-    """Fork for each request. Return True in each forked process, and False here once nothing is left to do."""
-    # Imported libraries have threads (OpenBLAS) that they end before a fork. Python warns of them nevertheless.
+    """Fork for each request. Return True in each forked process, and False in this one when nothing is left to do."""
+    # Python warns of threads at a fork. Those of OpenBLAS are harmless: it ends them before the fork.
     warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
     poll = select.poll()
     poll.register(CONNECTION, select.POLLIN)
@@ -263,7 +264,7 @@ def _serve(own: int) -> bool:
 
 
 def _report_end(pidfd: int, pid: int, status: int) -> None:
-    # The kernel does not reuse the id before waitpid, so a late signal of the run does not reach another process.
+    # Report before waitpid: the kernel does not reuse the id before, so a late signal cannot reach another process.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     if ended is not None:
         _write(status, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
@@ -273,19 +274,19 @@ def _report_end(pidfd: int, pid: int, status: int) -> None:
 
 
 def _write(status: int, number: int) -> None:
-    with suppress(OSError):  # the run does not wait for this process any more
+    with suppress(OSError):  # the run no longer waits for this process
         os.write(status, f"{number}\n".encode())
 
 
 def _become(files: Sequence[int], others: Sequence[int]) -> None:
-    """Make this forked process one of its own: session, standard streams, and random numbers."""
+    """Give this forked process a session, standard streams and random numbers of its own."""
     os.setsid()
     stdin, stdout, stderr, status = files
     for number, file in enumerate((stdin, stdout, stderr)):
         os.dup2(file, number)
     for file in (stdin, stdout, stderr, status, *others):
         os.close(file)
-    # Python seeds `random` anew after a fork, but not NumPy's generator: all clients would draw the same numbers.
+    # After a fork Python seeds `random` anew, but not NumPy's generator: all clients would draw the same numbers.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 

@@ -1,7 +1,7 @@
 """Messages between a run and its processes: the order that a process starts with, and its final report.
 
-Each is a line of JSON. Both ends run the same release, so an order is read without pydantic, whose import would take
-each client 0.3 s.
+Each is a line of JSON. Both ends run the same release, so an order needs no validation. pydantic is not used, because
+its import would take each client 0.3 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing_extensions import Self
 from thalweg.lab.inside import ProcessPlace
 from thalweg.machine import Usage
 
-# A process's messages while it works, such as a node's iterations: their fields by name.
+# The fields of a line of JSON, by name, before ``of`` of one of the classes below has read it.
 Line = Mapping[str, Any]
 Note = Callable[[str], None]
 AnyOrder = TypeVar("AnyOrder", bound="Order")
@@ -27,8 +27,8 @@ AnyOrder_co = TypeVar("AnyOrder_co", bound="Order", covariant=True)
 class Order:
     """What a process reads when it starts. Each program's order adds its own fields.
 
-    ``threads`` is how many threads it computes with; None: it chooses. ``place`` is the network namespace and cgroup
-    that it enters before it does anything else.
+    ``threads`` is how many threads it computes with; None leaves the choice to it. ``place`` is the network namespace
+    and cgroup that it enters before it does anything else. ``parent`` is the process with which it has to end.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Order:
 
     @classmethod
     def of(cls, table: Line) -> Self:
-        """Return the order whose fields a table has. Raises TypeError for unknown or missing fields."""
+        """Return the order with the fields of ``table``. Raises TypeError for unknown or missing fields."""
         place = table.get("place")
         return cls(**{**table, "place": None if place is None else ProcessPlace(**place)})
 
@@ -50,7 +50,7 @@ class Orders(Protocol[AnyOrder_co]):
         """Return the order of process ``number``, counted from 1."""
 
 
-# What a process does with its order; it gets a function for notes.
+# The work of a process. Its arguments: the order, and a function that gets notes for the log.
 Work = Callable[[AnyOrder, Note], None]
 
 
@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """How much of its training in a round a client has done, from 0 to 1. A process writes it while it trains."""
+    """How far a client's training in a round is, from 0 to 1. Its process writes it while it trains."""
 
     round: int
     fraction: float
@@ -72,7 +72,7 @@ class Trained:
 
     @classmethod
     def of(cls, table: Line) -> Trained:
-        """Return the report that a line has. Raises KeyError, TypeError or ValueError if it has none."""
+        """Read a line's fields. Raises KeyError, TypeError or ValueError if they do not fit."""
         return cls(int(table["round"]), min(1.0, max(0.0, float(table["fraction"]))))
 
     def table(self) -> dict[str, object]:
@@ -82,15 +82,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Report(Usage):
-    """What a process used, and why it failed, if it did. A process writes it at its end."""
+    """A process's final report: what it used, and why it failed, if it did."""
 
     error: Failure | None = None
-    # The last lines of its log, if the log is on a machine whose files the run cannot read.
+    # The last lines of its log, if that is on a machine whose files the run cannot read.
     log: str = ""
 
     @classmethod
     def of(cls, table: Line) -> Report:
-        """Return the report whose fields a table has. Raises KeyError or TypeError if the table is no report."""
+        """Return the report with the fields of ``table``. Raises KeyError or TypeError if they do not fit."""
         error = table.get("error")
         failure = None if error is None else Failure(**error)
         return cls(table["cpu_seconds"], table["peak_rss_bytes"], failure, table.get("log", ""))

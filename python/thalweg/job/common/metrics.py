@@ -11,7 +11,7 @@
 | ``thalweg_clients`` | connected clients |
 | ``thalweg_certificate_expiry_timestamp_seconds{name}`` | when the server's and its authority's certificates expire |
 | ``thalweg_accuracy`` ``thalweg_loss`` | of the model when it was last evaluated |
-| all others, with ``node`` | work of that node's workers, and its pool (``_OF_NODES``) |
+| all others, by ``node`` | the work of a tree node's workers, and its pool (``_OF_NODES``) |
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from thalweg.trees.counters import Now, Workers
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-# Metrics of nodes, by name: help text, the value in a node's counters, and whether it only grows (a counter).
+# Metrics of a tree's nodes, by name: help text, value in a node's counters, and whether it only grows (a counter).
 _OF_NODES: Final[Mapping[str, tuple[str, Callable[[Workers], float], bool]]] = {
-    "thalweg_workers": ("worker processes that there are to be", lambda node: node.workers, False),
+    "thalweg_workers": ("worker processes that a node should have", lambda node: node.workers, False),
     "thalweg_workers_started": ("worker processes started", lambda node: node.aggregators_created, True),
     "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", lambda n: n.warm, True),
-    "thalweg_leaves": ("workers that get updates, which a plan may change", lambda node: node.leaves, False),
+    "thalweg_leaves": ("workers that fold updates; a plan may change their number", lambda node: node.leaves, False),
     "thalweg_plans": (
         "plans of a node's workers while the job ran",
         lambda node: 0 if node.decisions is None else node.decisions.count,
@@ -54,14 +54,14 @@ _OF_NODES: Final[Mapping[str, tuple[str, Callable[[Workers], float], bool]]] = {
     "thalweg_worker_deaths": ("worker processes that ended while they were wanted", lambda node: node.died, True),
     "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", lambda n: n.cpu_seconds, True),
     "thalweg_folds": (
-        "updates that workers added, one for each worker that adds its part",
+        "parts of updates that workers have added",
         lambda n: n.now.folds,
         True,
     ),
     "thalweg_commits": ("times that a worker committed its sums", lambda node: node.commits, True),
     "thalweg_pool_bytes": ("memory of the pool", lambda node: node.pool_bytes, False),
     "thalweg_pool_places": ("updates that the pool has room for", lambda node: node.now.places, False),
-    "thalweg_pool_free_places": ("updates that it has room for now", lambda node: node.now.free, False),
+    "thalweg_pool_free_places": ("updates that the pool has room for now", lambda node: node.now.free, False),
     "thalweg_sums_bytes": ("memory of the workers' sums", lambda node: node.sums_bytes, False),
 }
 _HANDOVER: Final = "thalweg_handover_seconds"
@@ -73,8 +73,8 @@ Counters = Callable[[], Mapping[str, Workers]]
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The numbers of one round that the metrics add up. ``states``: what became of each participant's update."""
+class RoundCounts:
+    """The numbers of one round that the metrics count. ``states``: the state of each participant's update."""
 
     states: Sequence[str]
     bytes_down: int | None
@@ -86,7 +86,7 @@ class Counted:
     loss: float | None = None
 
     @classmethod
-    def of_outcome(cls, outcome: Outcome) -> Counted:
+    def of_outcome(cls, outcome: Outcome) -> RoundCounts:
         """Return the numbers of a round from its outcome."""
         fold = outcome.fold
         return cls(
@@ -99,7 +99,7 @@ class Counted:
         )
 
     @classmethod
-    def of_entry(cls, entry: Entry) -> Counted:
+    def of_entry(cls, entry: Entry) -> RoundCounts:
         """Return the numbers of a round, or of an iteration, from its entry in the journal."""
         fold = entry.get("fold")
         return cls(
@@ -114,8 +114,8 @@ class Counted:
         )
 
 
-class Exposed:
-    """Serves the metrics of one process, from when it is made until ``close``."""
+class MetricsServer:
+    """Serves the metrics of one process until ``close``."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ class Exposed:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._rounds = Counter("thalweg_rounds", "rounds that are over", registry=registry)
-        self._updates = Counter("thalweg_updates", "updates by what became of them", ["state"], registry=registry)
+        self._updates = Counter("thalweg_updates", "updates by state", ["state"], registry=registry)
         self._bytes = Counter("thalweg_bytes", "bytes on links", ["direction"], registry=registry)
         self._seconds = Histogram("thalweg_round_seconds", "time of a round", buckets=_SECONDS, registry=registry)
         self._completion = Histogram(
             "thalweg_completion_seconds",
-            "from the first update that was whole to the mean",
+            "time from the first whole update to the mean",
             buckets=_SECONDS,
             registry=registry,
         )
@@ -162,13 +162,13 @@ class Exposed:
             self._server = PageServer(host, port, pages)
         except OSError as error:
             raise LinkError(
-                f"cannot give metrics at {host}:{port}: {error.strerror or error}", "Take another port with --metrics"
+                f"cannot serve metrics at {host}:{port}: {error.strerror or error}", "Take another port with --metrics"
             ) from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.port}/metrics"
         self._server.start()
 
-    def round(self, done: Counted) -> None:
+    def round(self, done: RoundCounts) -> None:
         """Count a round."""
         self._rounds.inc()
         for state in done.states:
@@ -191,7 +191,7 @@ class Exposed:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for key, value in list(self._model.items()):
-            yield GaugeMetricFamily(f"thalweg_{key}", f"{key} of the model, as evaluated last", value=value)
+            yield GaugeMetricFamily(f"thalweg_{key}", f"{key} of the model when it was last evaluated", value=value)
         nodes: Mapping[str, Workers] = {}
         with suppress(_core.CoreError):  # the job is ending
             yield GaugeMetricFamily("thalweg_clients", "clients that are connected", value=len(self._clients()))
@@ -203,7 +203,7 @@ class Exposed:
             for node, counters in nodes.items():
                 family.add_metric([node], float(value_of(counters)))
             yield family
-        text = "from a node's note until its worker has the update"
+        text = "time from a node's note until its worker has the update"
         handovers = HistogramMetricFamily(_HANDOVER, text, labels=["node"])
         for node, counters in nodes.items():
             handovers.add_metric([node], *_histogram(counters.now))
@@ -222,20 +222,21 @@ def exposing(
     clients: Callable[[], Sequence[str]],
     nodes: Counters = dict,
     pki: str | None = None,
-) -> Iterator[Callable[[Counted], None]]:
-    """Serve metrics at ``where``, unless it is None; yield a function that counts a round.
+) -> Iterator[Callable[[RoundCounts], None]]:
+    """Serve metrics at ``where`` until the block ends; yield a function that counts a round. None serves nothing.
 
     ``pki`` is the folder of the server's certificates. Raises LinkError, PlanError.
     """
     if where is None:
         yield lambda _done: None
         return
-    exposed = Exposed(where, clients=clients, nodes=nodes, expiries={} if pki is None else own_expiries(Path(pki)))
-    note(f"metrics: {exposed.url}")
+    expiries = {} if pki is None else own_expiries(Path(pki))
+    server = MetricsServer(where, clients=clients, nodes=nodes, expiries=expiries)
+    note(f"metrics: {server.url}")
     try:
-        yield exposed.round
+        yield server.round
     finally:
-        exposed.close()
+        server.close()
 
 
 def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
@@ -245,13 +246,13 @@ def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
 
 
 def _host_and_port(where: str) -> tuple[str, int]:
-    """Return host and port of PORT or HOST:PORT, which the plan's check has accepted. The default host is loopback."""
+    """Return host and port of PORT or HOST:PORT, which the plan's check has accepted. Without HOST it is loopback."""
     host, _, port = where.rpartition(":")
     return host.strip("[]") or LOOPBACK, int(port)
 
 
 def _histogram(now: Now) -> tuple[list[tuple[str, float]], float]:
-    """Return the histogram's cumulative buckets, and the sum of all hand-overs in seconds."""
+    """Return the cumulative buckets of hand-over times, and their sum in seconds."""
     total, buckets = 0, []
     bounds = [*(f"{bound / 1e6:g}" for bound in now.handover_bounds_us), "+Inf"]
     for bound, count in zip(bounds, now.handover_counts, strict=True):

@@ -1,9 +1,9 @@
-"""A small HTTP server for a job's metrics. Unauthenticated peers may reach it: it has one thread, and limits for all.
+"""A small HTTP server for a job's metrics, with one thread. Its limits protect it from unauthenticated peers.
 
-A server has the same limits for its unauthenticated peers (``docs/explanation/security.md``). There are at most
-``MOST`` connections, and at most half of them from one address. A connection is closed ``TIMEOUT`` seconds after it was
-accepted. A new connection is always accepted. If there are then too many, the server closes the oldest connection of
-the address that has the most.
+They are those of a job's server (``docs/explanation/security.md``). There are at most ``MAX_CONNECTIONS`` connections,
+and at most half of them from one address. A connection is closed ``TIMEOUT`` seconds after it was accepted. A new
+connection is always accepted. If there are then too many, the oldest connection of the address that has the most is
+closed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-MOST: Final = 16
+MAX_CONNECTIONS: Final = 16
 TIMEOUT: Final = 5.0
 LONGEST_REQUEST: Final = 8192
-#: Maximum number of connections that the kernel queues until they are accepted; maximum number of bytes of one send.
+#: Maximum number of connections that the kernel queues until they are accepted.
 BACKLOG: Final = 64
-AT_ONCE: Final = 1 << 16
+#: Maximum number of bytes of one send, so that one caller does not hold up the others.
+MAX_SEND: Final = 1 << 16
 #: Seconds for which no connection is accepted after the process ran out of file descriptors.
 PAUSE: Final = 0.1
 PLAIN: Final = "text/plain; charset=utf-8"
 
-#: A function that makes an answer: its content type and its content.
+#: Makes the answer for a path: returns its content type and its content.
 Page = Callable[[], tuple[str, bytes]]
 
 
@@ -52,7 +53,7 @@ class PageServer:
     def __init__(
         self, host: str, port: int, pages: Mapping[str, Page], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Listen. Requests are answered only after ``start``. Raises OSError."""
+        """Listen. Requests are answered once ``start`` was called. Raises OSError."""
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         self._listener.setblocking(False)
@@ -125,9 +126,9 @@ class PageServer:
     def _make_room(self, newcomer: str) -> None:
         held = Counter(caller.origin for caller in self._callers)
         held[newcomer] += 1
-        if held[newcomer] > MOST // 2:
+        if held[newcomer] > MAX_CONNECTIONS // 2:
             most = newcomer
-        elif len(self._callers) >= MOST:
+        elif len(self._callers) >= MAX_CONNECTIONS:
             most = max(held, key=lambda one: held[one])
         else:
             return
@@ -157,7 +158,7 @@ class PageServer:
 
     def _write(self, caller: _Caller) -> None:
         rest = caller.answer or memoryview(b"")
-        caller.answer = rest[caller.socket.send(rest[:AT_ONCE]) :]
+        caller.answer = rest[caller.socket.send(rest[:MAX_SEND]) :]
         if not caller.answer:
             with suppress(OSError):
                 caller.socket.shutdown(socket.SHUT_WR)
@@ -189,7 +190,7 @@ class PageServer:
 def origin(address: str) -> str:
     """Return the key by which connections are counted: an IPv4 address, or an IPv6 /64 network.
 
-    One customer usually has a whole /64 network, and so any number of addresses.
+    One customer usually has a whole IPv6 /64 network, with any number of addresses.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):

@@ -1,7 +1,7 @@
-"""The parties of a job: objects that hold a model in an arena. A client's trains it, the server's evaluates it.
+"""A party: the object that holds a job's model in an arena. A client's party trains it, the server's evaluates it.
 
-The model is a payload of bytes, a known app's or an app of the user's own. A client builds its party from the config
-that the server sends with a round (``round_config``); ``Described`` does that.
+The model is a payload of bytes, that of a known app, or that of an app of the user's own. ``PartyBuilder`` builds a
+client's party from the config that the server sends with a round (``round_config``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 # What an app returns from ``train`` and ``evaluate``; ``thalweg.apps.metrics`` checks it.
 Metrics = Mapping[str, object]
-# The values of job.evaluate: which side evaluates.
+# The values of job.evaluate: who evaluates.
 SERVER: Final = "server"
 CLIENTS: Final = "clients"
 BOTH: Final = "both"
-# A function that makes a client's party from a round's config and the arena that holds the model.
+# Makes a client's party. Its arguments: a round's config, and the arena that holds the model.
 PartyMaker = Callable[[ReceivedConfig, _core.Arena], "ClientParty"]
 
 
@@ -52,16 +52,16 @@ class Trainer(Protocol):
 
 
 class ClientParty(Trainer, Protocol):
-    """What a client does in a round: it trains, may evaluate, and makes the update of what it trained."""
+    """A client's part in a round: it trains, may evaluate, and makes its update."""
 
     def evaluation(self, config: ReceivedConfig) -> Metrics:
-        """Return the app's metrics of the model just trained, or nothing unless the server's ``config`` asks for it."""
+        """Evaluate the model just trained if the server's ``config`` asks for it; return the app's metrics."""
 
     def finish(self, samples: float, metrics: Metrics) -> tuple[float, Metrics]:
-        """Make the update of the trained model in the arena, as the algorithm has it; return its weight and metrics.
+        """Turn the trained model in the arena into the algorithm's update; return its weight and metrics.
 
-        ``samples`` and ``metrics`` are what ``train`` returned. Call it after ``evaluation``: the arena may then hold
-        something else than the trained model.
+        ``samples`` and ``metrics`` are what ``train`` returned. Call it after ``evaluation``, because the arena may no
+        longer hold the trained model afterwards.
         """
 
 
@@ -78,7 +78,7 @@ class ServerParty(Protocol):
     trained: Sequence[str]
 
     def evaluate(self) -> Metrics:
-        """Return metrics of the model in the arena, such as ``accuracy`` and ``loss``, or nothing."""
+        """Return metrics of the model in the arena, such as ``accuracy`` and ``loss``; none if it cannot evaluate."""
 
 
 def bytes_of(arena: _core.Arena) -> memoryview:
@@ -89,7 +89,7 @@ def bytes_of(arena: _core.Arena) -> memoryview:
 
 
 class Payload:
-    """Tensors that are only transferred, never trained. It is the party of both sides."""
+    """Tensors that are only transferred, never trained. Server and clients both have it as their party."""
 
     personal = evaluates = False
     trained: Sequence[str] = ()
@@ -102,8 +102,8 @@ class Payload:
     def of(cls, spec: models.PayloadSpec, seed: int, *, shared: bool = False) -> Payload:
         """Make a payload's tensors: float32 or float64 random numbers from 0 to 1, determined by the seed.
 
-        ``shared`` puts them into a shared arena: peers on this machine then map them instead of copying, where the
-        transport can.
+        ``shared`` puts them into a shared arena. Peers on this machine then map it instead of copying, if the transport
+        can do that.
         """
         import numpy as np
 
@@ -115,7 +115,7 @@ class Payload:
         return cls(arena)
 
     def train(self, config: ReceivedConfig) -> tuple[int, Metrics]:
-        """Keep the processor busy as the config's ``training`` asks, if there is one. The values stay as they are."""
+        """Keep the processor busy if the config's ``training`` asks for that. The values stay as they are."""
         training = config.section("training")
         if training:
             computing.compute(training)
@@ -132,7 +132,7 @@ class Payload:
 
 
 def evaluators(chosen: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
-    """Return which sides evaluate. ``chosen`` is the plan's ``job.evaluate``.
+    """Return who evaluates: ``SERVER``, ``CLIENTS``, both or nobody. ``chosen`` is the plan's ``job.evaluate``.
 
     By default the server does. If trained tensors stay with the clients (``personal``), the clients do, since their
     models then differ from the server's. Raises PlanError if ``chosen`` is given and the app cannot evaluate.
@@ -203,7 +203,7 @@ class AppClient:
     def __init__(
         self, app: Any, bound: Binding, data: Any, *, part: apps.Part | None = None, note: Note = ignore
     ) -> None:
-        """Keep a bound model and the client's data. With ``part``, it and the round seed the training's randomness."""
+        """Keep a bound model and the client's data. With ``part``, random numbers follow from it and the round."""
         self._app, self._data, self._part = app, data, part
         self._test: Any = None
         self._bound, self._watch = bound, Watch(bound, note)
@@ -235,7 +235,7 @@ class AppClient:
         return (samples, metrics) if self._step is None else self._step.after(samples, metrics)
 
     def _correct(self, config: ReceivedConfig) -> None:
-        """Give a known app the corrections of its gradients, if the algorithm has them."""
+        """If the algorithm corrects gradients, give a known app the corrections."""
         if not algorithms.find(config.algorithm[0]).beside:
             return
         if self._control is None:
@@ -273,11 +273,11 @@ class AppClient:
         return self._watch.evaluate(work)
 
 
-class Described:
-    """A ``PartyMaker``: makes a client's party from the server's description of the job.
+class PartyBuilder:
+    """A ``PartyMaker``: makes a client's party from the config that the server sends with a round.
 
-    Values from the server are checked as a plan's are. ``data_root``, ``threads`` and ``app`` are the client's own: a
-    server never says which code a client runs. ``tensors`` limits which tensors may travel from here.
+    Values from the server are checked like those of a plan. ``data_root``, ``threads`` and ``app`` are the client's
+    own: a server never decides which code a client runs. ``tensors`` limits which tensors may travel from here.
     """
 
     def __init__(
@@ -293,13 +293,13 @@ class Described:
         self._name, self._threads, self._app, self._note = name, threads, app, note
         self._tensors = tensors or getattr(app, "tensors", None)
         self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
-        self._ready: _Ready | None = None
+        self._ready: _AppParts | None = None
         self._bound: Binding | None = None
 
     def bind(self, seed: int, *, shared: bool = False) -> _core.Arena:
-        """Bind a new model of the app now, so that the server can refuse a wrong layout when the client joins.
+        """Bind a new model of the app before the client joins, so that the server can refuse a wrong layout.
 
-        ``seed`` is a guess of the job's seed: if the job has another, ``prepare`` makes a new model. ``shared`` as in
+        The job's seed is not known yet. If it differs from ``seed``, ``prepare`` makes a new model. ``shared`` is as in
         ``thalweg.tensors.binding.bind``.
         """
         from thalweg.tensors.binding import bind
@@ -310,21 +310,21 @@ class Described:
         return self._bound.arena.core
 
     def prepare(self, config: ReceivedConfig) -> None:
-        """Build the model and load the data now, so that no round waits for that."""
+        """Build the model and load the data before the first round, so that no round waits for that."""
         model = config.values.get("model")
         if self._app is not None:
             self._ready = self._own_app(config)
         elif config.app is not None:
             raise PlanError(
-                f"the server's job trains an app of its own, {config.app.get('object')!r}",
+                f"the job trains the user's own app {config.app.get('object')!r}, and this client has none",
                 "Give this client its app: thalweg client --app module:object",
             )
         elif not isinstance(model, str) or models.payload_bytes(model) is None:
             app = self._known(config)
-            self._ready = _Ready(app, app.model(), app.train_data(), None)
+            self._ready = _AppParts(app, app.model(), app.train_data(), None)
 
     def __call__(self, config: ReceivedConfig, arena: _core.Arena) -> ClientParty:
-        """Return the party, whose model has the values of ``arena`` and is bound to it. Raises ThalwegError."""
+        """Return the party. Its model is bound to ``arena`` and has its values. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
         if self._ready is None:
@@ -338,7 +338,7 @@ class Described:
             bound = attach(model, arena, words, beside=algorithms.find(config.algorithm[0]).beside)
         return AppClient(app, bound, data, part=part, note=self._note)
 
-    def _own_app(self, config: ReceivedConfig) -> _Ready:
+    def _own_app(self, config: ReceivedConfig) -> _AppParts:
         part = apps.part_of(self._name, config)
         if self._bound is not None and (part is None or part.seed == self._seed):
             model = self._bound.model
@@ -349,7 +349,7 @@ class Described:
 
             torch.set_num_threads(self._threads)
         data = apps.client_data(self._app, part)
-        return _Ready(self._app, model, data, part)
+        return _AppParts(self._app, model, data, part)
 
     def _known(self, config: ReceivedConfig) -> KnownApp:
         from thalweg.plan import Plan
@@ -368,16 +368,16 @@ class Described:
 
 
 def algorithm_table(name: str, settings: Mapping[str, float | bool | None]) -> Table | None:
-    """Return what clients have to know of an algorithm; None if they do nothing for it."""
+    """Return the algorithm's name and settings for clients; None if clients have no part in it."""
     if not algorithms.find(name).at_clients:
         return None
     return {"name": name, **{key: value for key, value in settings.items() if value is not None}}
 
 
 def modules_of(plan: Plan) -> list[str]:
-    """Return modules that a client or node of a plan imports, so that they can be imported once for all of them."""
+    """Return the modules that each client or node of a plan imports, for the fork server to import once for all."""
     if plan.app is not None:
-        # The run itself has loaded the user's app by now, and whatever that imports.
+        # The run itself has loaded the user's app by now, and with it all that the app imports.
         if "torch" not in sys.modules:
             return []
         # The first optimizer of a process imports PyTorch's compiler, which takes seconds.
@@ -388,8 +388,8 @@ def modules_of(plan: Plan) -> list[str]:
     return ["torch", *package, "thalweg.algorithms.local_sgd", "thalweg.data.transform", "thalweg.plan"]
 
 
-class _Ready(NamedTuple):
-    """An app with its model and data. With ``part`` the job's seed and that part determine its random numbers."""
+class _AppParts(NamedTuple):
+    """An app with its model and data. If ``part`` is given, random numbers follow from its seed and index."""
 
     app: Any
     model: Any
@@ -447,8 +447,8 @@ class RoundConfig:
     """What the server sends with a round: all that a client needs to take part. Values that do not apply are missing.
 
     ``names`` are the clients' names in the order of their places (``star.roster``). With ``evaluate`` each client
-    evaluates the model that it has trained. ``app``, ``data`` and ``training`` have the keys of the plan's sections of
-    these names. ``algorithm`` has the name and the settings of an algorithm of which clients do a part.
+    evaluates the model that it has trained. ``app``, ``data`` and ``training`` have keys of the plan's sections with
+    these names. ``algorithm`` has the algorithm's name and settings, if clients have a part in it.
     """
 
     round: int
@@ -490,6 +490,6 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
         config,
         model=plan.model.name,
         data=plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
-        # Keys without a value are left out, so that clients of an older version, which do not know them, still accept.
+        # Keys without a value are left out, because clients of older versions refuse keys that they do not know.
         training=plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
     )

@@ -1,6 +1,6 @@
 """Counts the TCP segments that a job's links retransmitted, for the manifest.
 
-A total is None unless every sender has reported its count, because any number would be too small.
+A total is None unless every sender has reported its count. Without one of them the number would be too small.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
     from thalweg.outcome import Entry
 
-# Seconds to wait for clients' counts of what they retransmitted of their last update: a few round trips.
+# Maximum wait for the clients to report how many segments of their last update they retransmitted.
 COUNT_SECONDS: Final = 2.0
 
 
 def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> ResentCounts:
-    """Return the segments that a server and its clients sent again. Call it when the last transfer is confirmed.
+    """Return how many segments a server and its clients sent again. Call it once the last transfer is confirmed.
 
-    A direction is None if a party cannot count or has not reported, or if a client has left: its count for its last
-    update is then unknown. ``absent`` returns the clients that are not connected. ``senders`` are those that sent an
-    update; others need not have reported anything.
+    A direction is None if a party cannot count or has not reported, or if a client has left, because its count for its
+    last update is then unknown. ``absent`` returns the clients that are not connected. ``senders`` are the clients that
+    sent an update; others have nothing to report.
     """
     began = time.monotonic()
     clients = server_reports.resent(server, COUNT_SECONDS)
-    # The core returns at once when all clients that are connected have reported their counts.
+    # The core returns before the timeout if all connected clients have reported.
     if time.monotonic() - began >= COUNT_SECONDS or absent():
         return ResentCounts()
     reported = [counts for name, counts in clients.items() if counts.up is not None or name in senders]

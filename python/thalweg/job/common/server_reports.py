@@ -1,4 +1,4 @@
-"""Reads the JSON that a server of the core reports into typed values. A tree's root reports in the same form."""
+"""Decodes what a server of the core reports as JSON into typed values. A tree's root reports in the same form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thalweg import wire
 
 
 class Departure(NamedTuple):
-    """A client that is not connected now, why, and whether it left for good."""
+    """A client that is not connected, the reason, and whether it left for good."""
 
     client: str
     reason: str
@@ -18,9 +18,9 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True)
 class ResentCounts:
-    """Segments that were sent again: ``down`` by the end that listens, ``up`` by the end that connected to it.
+    """How many TCP segments were sent again: ``down`` by the end that listens, ``up`` by the end that connected.
 
-    None: not everybody who sends in that direction has counted and reported.
+    None if not every sender of that direction can count and has reported.
     """
 
     down: int | None = None
@@ -28,10 +28,10 @@ class ResentCounts:
 
 
 class Counting(Protocol):
-    """A server that counts what was sent again."""
+    """A server that counts retransmitted segments."""
 
     def resent(self, timeout: float) -> str:
-        """Wait at most ``timeout`` seconds; return the segments sent again to and by each client, as JSON."""
+        """Wait at most ``timeout`` seconds; return the counts of the link with each client, by name, as JSON."""
 
 
 class Departing(Protocol):
@@ -59,5 +59,5 @@ def departed(server: Departing) -> list[Departure]:
 
 
 def resent(server: Counting, timeout: float) -> dict[str, ResentCounts]:
-    """Return the segments sent again on the link with each client; of a tree's root, those at each node."""
+    """Return the counts of the link with each client, by name. A tree's root returns those of each of its nodes."""
     return wire.decode(dict[str, ResentCounts], server.resent(timeout))

@@ -1,4 +1,4 @@
-"""The emulated network and the stress of one run: starting them, placing parties in them, and recording them.
+"""``Session``: a run's emulated network and stress. It starts them, places parties in them, and records them.
 
 ``session`` makes a ``Session`` before the server listens. ``Session.finish`` writes its tables when the job is over.
 """
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What the manifest says of a run's network.
+    """What the manifest says about a run's network.
 
-    ``reason``: why the emulator "auto" could not take packet level. ``lab``: the lab's name. ``rdma``: the hosts' RDMA
-    devices. ``relay``: what the emulating process used, once the run is over.
+    ``reason``: why the emulator "auto" could not emulate at packet level. ``lab``: the lab's name. ``rdma``: the hosts'
+    RDMA devices. ``relay``: what the emulating process used, once the run is over.
     """
 
     profile: str | None
@@ -65,8 +65,9 @@ class NetworkFacts:
 class Session:
     """A run's emulated network: at packet level with a lab, at message level with layers, or none.
 
-    ``reason`` says why the emulator "auto" could not take packet level. ``congestion`` is the congestion control of
-    sockets that do not choose one. ``homes`` has each client's node in a tree of several nodes; otherwise it is empty.
+    ``reason`` says why the emulator "auto" could not emulate at packet level. ``congestion`` is the congestion control
+    of sockets that do not choose one. ``homes`` has each client's node in a tree of several nodes; otherwise it is
+    empty.
     """
 
     plan: Plan
@@ -138,12 +139,12 @@ class Session:
     def cgroup(self, party: str) -> str | None:
         """Return the cgroup that a party must join, or None if it may stay in this process's cgroup.
 
-        A party without a limit must leave the server's limited cgroup, which its process inherits.
+        A process inherits the server's cgroup, which may have a limit. So a party without one must join another.
         """
         return self.groups.path(party) or self.groups.outside
 
     def place(self, party: str) -> ProcessPlace | None:
-        """Return the namespace and cgroup of a party's process for ``inside.settle``; None if it has neither."""
+        """Return the namespace and cgroup that a party's process has to enter; None if there are none."""
         namespace, cgroup = self.namespace(party), self.cgroup(party)
         return ProcessPlace(namespace, cgroup=cgroup) if namespace or cgroup else None
 
@@ -153,7 +154,7 @@ class Session:
 
         def timed() -> T:
             made = make()
-            self._clock = time.monotonic()  # the time at which the clock of the server's core began
+            self._clock = time.monotonic()  # the server's core has just started its clock
             return made
 
         return timed() if namespace is None else namespaces.within(namespace, timed)
@@ -191,9 +192,9 @@ class Session:
         return {"emulation": self.emulation, "network": self._network(None)}
 
     def finish(self, record: RunRecord, reports: Mapping[str, Usage]) -> None:
-        """End stress and sampling, and give the record the tables ``parties`` and ``links`` and the network's facts.
+        """End stress and sampling; write the tables ``parties`` and ``links`` and the network's facts to the record.
 
-        ``reports`` are the final reports of clients and of others such as a broker, by name. The lab stays up:
+        ``reports`` are the final reports of clients and of others, such as a broker, by name. The lab stays up until
         ``session`` takes it down.
         """
         self.end_stress()
@@ -209,7 +210,7 @@ class Session:
             record.note(network=self._network(status))
 
     def _last_status(self) -> Status:
-        """Return the lab's status; if the lab no longer answers, its last known status; empty if there is none."""
+        """Return the lab's status, or its last known one if it no longer answers; empty without a lab."""
         if self.lab is None:
             return Status()
         with suppress(LabError):
@@ -241,7 +242,7 @@ class Session:
     def _congestion_of(self, party: str) -> str | None:
         """Return the congestion control of a party's connections.
 
-        A broker cannot be told which one to use: it has the plan's only in a lab, as its namespace's default.
+        A broker's program has no option for it. Only in a lab it has the plan's, as the default of its namespace.
         """
         if party in self.names:
             return self.plan.transport.congestion_of(self.names.index(party)) or self.congestion
@@ -266,7 +267,7 @@ class Session:
         )
 
     def _rdma_devices(self) -> dict[str, str] | None:
-        """Return the RDMA device of each host of the lab that has one; None if none has."""
+        """Return the RDMA devices of the lab's hosts, by host; None if no host has one."""
         hosts = {} if self.lab is None else self.lab.hosts
         return {name: host.rdma for name, host in hosts.items() if host.rdma} or None
 
@@ -278,14 +279,14 @@ class Session:
             try:
                 record.sample(lab.samples(), shift)
             except ThalwegError:
-                return  # the lab is gone, or the disk is full: the thread that runs the rounds reports that
+                return  # the lab is gone or the disk is full, which the thread that runs the rounds reports
 
 
 @contextmanager
 def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> Iterator[Session]:
     """Start the lab and the cgroups that the plan's [network] and [stress] ask for; take them down at the end.
 
-    The load itself begins with ``Session.begin``. Raises LabError if this machine cannot do it, PlanError if the plan
+    The stress begins with ``Session.begin``. Raises LabError if this machine cannot do it, and PlanError if the plan
     contradicts itself.
     """
     for reaped in reaper.reap():
@@ -310,8 +311,8 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
             yield made
         finally:
             made.end_stress()
-            # An rxe device cannot be removed while a process has it open, as this one has inside a guest kernel. There
-            # the lab is not taken down here: it ends after this process.
+            # Inside a guest kernel the lab ends after this process, and is not taken down here. This process has an rxe
+            # device open there, and such a device cannot be removed.
             if made.lab is not None and not guest.is_inside():
                 made.lab.down()
 
@@ -338,7 +339,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
             made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
             made.spec = packets
         except LabError as error:
-            if network.emulator == "packet" or not cannot(error):
+            if network.emulator == "packet" or not is_impossible(error):
                 raise
             made.reason = error.cause
     if made.lab is not None:
@@ -354,8 +355,8 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
 def _with_congestion(spec: Spec, plan: Plan) -> Spec:
     """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
 
-    A broker cannot be told which one to use, so its host's default must be the plan's. The lab sets that default when
-    it makes the host, because only the lab handles a kernel that refuses it as a namespace's default.
+    A broker's program has no option for it, so the default of its host must be the plan's. The lab sets that default
+    when it makes the host, because only the lab can handle a kernel that does not allow such a default.
     """
     chosen = plan.transport.congestion
     if chosen is None or not registry.can(plan.scheme).broker:
@@ -363,18 +364,18 @@ def _with_congestion(spec: Spec, plan: Plan) -> Spec:
     return spec.with_congestion(spec.broker_host, chosen)
 
 
-def cannot(error: LabError) -> bool:
-    """Return whether an error means that this user or this machine cannot emulate at packet level at all."""
+def is_impossible(error: LabError) -> bool:
+    """Return whether an error means that this user, or this machine, cannot emulate at packet level at all."""
     return error.kind == "permission" or (error.kind == "unsupported" and not TUN.exists())
 
 
 def _relay(relay: Relay) -> Relay:
-    """Return an emulator's facts about itself. In virtual time its CPU time has no meaning and is left out."""
+    """Return what the emulating process used, without its CPU time in virtual time, where that has no meaning."""
     return replace(relay, cpu_seconds=None) if machine.has_virtual_time() else relay
 
 
 def link_row(link: LinkStatus, nominal: Shape) -> Link:
-    """Return a direction of a link as a row of the table ``links``. ``nominal`` is its shape in the plan."""
+    """Return the row of the table ``links`` for one direction of a link. ``nominal`` is its shape in the plan."""
     return Link(
         link=link.link,
         direction=link.direction,

@@ -1,7 +1,7 @@
-"""How peers of DiLoCo get the mean of their fragments: from a server or a tree's node, or from neighbours on a graph.
+"""How DiLoCo's peers get the mean of a fragment: from a server or a tree's node, or from neighbours on a graph.
 
-An exchange runs in a thread of its own, so that training goes on meanwhile. Each has a number, which says which
-fragment all peers exchange: the first, the second, and so on in turn.
+An exchange runs in a thread of its own, so that training can go on. Exchanges are numbered from 1, and exchange n is of
+fragment n - 1 modulo the number of fragments, at all peers.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ FRAGMENT: Final = "fragment"
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange has brought.
+    """The result of an exchange.
 
-    ``place`` is the mean of what all sent for ``fragment``; None if there is none, as after the last round of a server,
-    or if too little of the neighbours' values came.
-    ``status`` says what became of this peer's own values: ``accepted``, ``rejected``, ``late``, or ``done`` if the job
-    is over. ``others`` are the neighbours whose values are in the mean; a server does not say which.
+    ``mean`` is the mean of what all peers sent for ``fragment``, shares included. It is None after the last round of a
+    server, or if too few of the neighbours' values arrived. ``status`` is that of this peer's own values: ``accepted``,
+    ``rejected``, ``late``, or ``done`` if the job is over. ``others`` are the neighbours whose values are in the mean;
+    a server does not report them.
     """
 
     number: int
     fragment: int
-    place: Values | None
+    mean: Values | None
     status: str
     others: tuple[str, ...] = ()
 
 
 class Exchange(Protocol):
-    """A way to the other peers."""
+    """Exchanges fragments with the other peers."""
 
-    #: Number of the next exchange, or of the one that runs.
+    #: Number of the running exchange, or of the next one.
     number: int
     #: Whether there are no further exchanges.
     over: bool
@@ -51,26 +51,26 @@ class Exchange(Protocol):
     @property
     def traffic(self) -> tuple[int, int]: ...
     def join(self, steps: OuterSteps) -> Exchanged | None:
-        """Begin to take part, with the values of ``steps``; return what other peers already have, if anything."""
+        """Begin to take part, with the values of ``steps``; return the result of the exchange before, if any."""
 
     @property
     def is_new(self) -> bool:
-        """Whether other peers have begun before this one, so that this one has to take their values first."""
+        """Whether other peers have begun before this one. It then has to take their values first."""
 
     def give(self, steps: OuterSteps, metrics: str) -> None:
-        """Copy this peer's values to where they are sent from."""
+        """Copy this peer's values into the arena from which they are sent."""
 
     def run(self) -> Exchanged:
-        """Exchange them. It is called in a thread of its own."""
+        """Exchange the values that ``give`` has copied. Called in a thread of its own."""
 
     def close(self, reason: str) -> None: ...
 
 
-class Running:
+class RunningExchange:
     """An exchange that runs in its thread."""
 
     def __init__(self, exchange: Exchange, began: int) -> None:
-        """Start it; ``began`` is the number of inner steps before it."""
+        """Start the thread. ``began``: the number of inner steps before the exchange."""
         self.began = began
         self._ended: list[Exchanged | BaseException] = []
         self._thread = threading.Thread(target=self._run, args=(exchange,), daemon=True)
@@ -83,7 +83,7 @@ class Running:
             self._ended.append(error)
 
     def result(self) -> Exchanged:
-        """Wait for its end; return what it brought, or raise what it raised."""
+        """Wait for the end of the exchange; return its result, or raise its exception."""
         self._thread.join()
         ended = self._ended[0]
         if isinstance(ended, BaseException):
@@ -92,15 +92,15 @@ class Running:
 
 
 def arena_for(fragments: Fragments, count: int) -> Arena:
-    """Return room for ``count`` fragments as they travel."""
+    """Return an arena with room for what is sent for ``count`` fragments."""
     names = [FRAGMENT] if count == 1 else [f"{FRAGMENT}-{one}" for one in range(count)]
     return Arena(_core.Arena(_core.Layout([(name, fragments.kind, [fragments.length]) for name in names])))
 
 
 class ServerMean:
-    """The mean of a server's rounds, or of a tree's: the core's client sends one fragment a round.
+    """Gets the mean from the rounds of a server, or of a tree: the core's client sends one fragment in each round.
 
-    The server's model of a round is the mean of the round before.
+    The model that the server sends in a round is the mean of the round before.
     """
 
     def __init__(self, fragments: Fragments, connect: Callable[[_core.Arena], _core.Client]) -> None:
@@ -119,7 +119,7 @@ class ServerMean:
         return self.number > 1
 
     def join(self, steps: OuterSteps) -> Exchanged | None:
-        del steps  # the server says by the number of its round whether others have begun
+        del steps  # nothing is sent yet: a round number above 1 shows that others have begun
         self._core.join()
         self._next()
         if self.over or not self.is_new:
@@ -145,10 +145,10 @@ class ServerMean:
             self.over = True
         else:
             self._next()
-        # If the server has gone on without this peer, its model is the mean of a later round.
+        # If rounds have ended without this peer, the server's model is the mean of a later round than this one.
         mean_round = number if self.over else self.number - 1
-        place = None if self.over else self._arena[FRAGMENT].copy()
-        return Exchanged(number, (mean_round - 1) % self._count, place, status)
+        mean = None if self.over else self._arena[FRAGMENT].copy()
+        return Exchanged(number, (mean_round - 1) % self._count, mean, status)
 
     def _submit(self) -> str:
         try:
@@ -165,25 +165,25 @@ class ServerMean:
 
 
 def is_usable(share: float, *, is_fresh: bool, is_torn: bool, is_whole: bool, is_alone: bool) -> bool:
-    """Return whether what a node has after an exchange is a mean of peers' values.
+    """Return whether the result of a node's exchange is a mean of peers' values.
 
-    ``share`` is the mean of their shares. ``is_fresh``: the node came late, so its own values count only where nothing
-    of a neighbour arrived. ``is_torn``: only a part of a neighbour's values arrived. ``is_whole``: all values of a
+    ``share`` is the mean of the shares. ``is_fresh``: the node came late, and has its own values wherever nothing of a
+    neighbour arrived. ``is_torn``: only a part of some neighbour's values arrived. ``is_whole``: all values of some
     neighbour arrived. ``is_alone``: the node has no neighbour.
     """
-    # The share is one value of a fragment. If only a part of a neighbour's values came, it may not be that of all.
+    # The share is a single value. If only a part of a neighbour's values arrived, it may be wrong for the others.
     if is_torn and abs(share - 1) > 1e-3:
         return False
-    # A newcomer's own values are those that its model began with. They must not count as the others'.
+    # A newcomer's own values are its model's initial ones. They must not be taken for the peers' values.
     has_own = share > 0 and not is_fresh
     return has_own or is_whole or is_alone
 
 
 class NeighbourMean:
-    """The weighted mean of a node's own values and its neighbours', on a graph without a server.
+    """Gets the mean of a node's own values and its neighbours', on a graph without a server.
 
-    The core sends in each iteration one part of its arena, and the next part in the next one. The parts are the
-    fragments.
+    In each iteration the core sends one part of the node's arena, and in the next iteration the next part. The parts
+    are the fragments.
     """
 
     def __init__(
@@ -195,9 +195,11 @@ class NeighbourMean:
     ) -> None:
         self._count, self._name = fragments.count, name
         self._arena = arena_for(fragments, fragments.count)
-        self._places = [self._arena[one] for one in self._arena]
+        # What is sent for each fragment. After an exchange it is the mean.
+        self._sent = [self._arena[one] for one in self._arena]
         units = fragments.length * fragments.dtype.itemsize // UNIT
-        # The core rounds the number of units in a part up, so half a unit less gives exactly one fragment.
+        # The share of the arena that a part has. The core rounds its number of units up, so half a unit less gives
+        # exactly one fragment.
         share = 1.0 if fragments.count == 1 else (units - 0.5) / (units * fragments.count)
         start = {**options, "share": share, "mixing": "renormalise"}
         self._core = _core.Node(self._arena.core, name, listen, wire.encode(start))
@@ -224,7 +226,7 @@ class NeighbourMean:
         return self._is_new
 
     def connect_to(self, neighbours: Mapping[str, str]) -> None:
-        """Add neighbours, each with its URL. Each counts as much as the node itself."""
+        """Add neighbours, each with its URL. The values of each weigh as much as the node's own."""
         self._neighbours += [one for one in neighbours if one not in self._neighbours]
         self._core.meet(wire.encode(dict(neighbours)), self.number, self._weights(), None)
 
@@ -232,46 +234,46 @@ class NeighbourMean:
         return wire.encode(dict.fromkeys([*self._neighbours, self._name], 1.0))
 
     def gather(self, count: int, seconds: float | None) -> int:
-        """Wait until ``count`` neighbours are connected, or for ``seconds``; return how many are."""
+        """Wait until ``count`` neighbours are connected, at most ``seconds``; return how many are connected."""
         return self._core.gather(count, seconds)
 
     def join(self, steps: OuterSteps) -> Exchanged | None:
-        # All peers exchange the values that they begin with. A node that comes late sends nothing in its first
-        # iteration, and gets its neighbours' mean.
+        # First, all peers exchange their initial values. A node that comes late sends nothing in its first iteration,
+        # and gets its neighbours' mean.
         self.give(steps, "{}")
         return self.run()
 
     def give(self, steps: OuterSteps, metrics: str) -> None:
-        del metrics  # no party without a server collects them
-        for fragment, place in enumerate(self._places):
-            steps.fill(fragment, place)
+        del metrics  # without a server nobody collects them
+        for fragment, sent in enumerate(self._sent):
+            steps.fill(fragment, sent)
 
     def run(self) -> Exchanged:
         self._core.begin(self.number, self._weights(), None)
-        # If neighbours are ahead, the values are sent under a later number, which may be of another fragment.
-        sent = self._core.ready(self.number)
+        # If the neighbours are ahead, the core sends the values as a later iteration, perhaps of another fragment.
+        number = self._core.ready(self.number)
         text = None
         while text is None:
-            text = self._core.wait(sent, None)
+            text = self._core.wait(number, None)
         report = report_of(wire.plain(text))
         self.number = report.next
         sent_bytes, received = self._traffic
         self._traffic = (sent_bytes + report.bytes_sent, received + report.bytes_received)
         self._is_new |= report.fresh
-        fragment = (sent - 1) % self._count
-        place = self._places[fragment].copy()
+        fragment = (number - 1) % self._count
+        mean = self._sent[fragment].copy()
         whole = tuple(report.whole)
         usable = is_usable(
-            float(place[-1]),
+            float(mean[-1]),
             is_fresh=report.fresh,
             is_torn=any(0 < one.bytes < one.expected for one in report.exchanges),
             is_whole=bool(whole),
             is_alone=not self.connected and not any(one.bytes for one in report.exchanges),
         )
-        return Exchanged(sent, fragment, place if usable else None, "accepted", whole)
+        return Exchanged(number, fragment, mean if usable else None, "accepted", whole)
 
     def close(self, reason: str) -> None:
-        """Leave; the neighbours get this node's last values first, unless they do not take them for ten seconds."""
+        """Leave the job. First send the neighbours this node's last values, if they accept them within ten seconds."""
         from thalweg.job.common.farewell import farewell
 
         if not self.over:

@@ -1,4 +1,4 @@
-"""Joins the nodes' lines into the record's entries. An iteration's entry is made when all nodes have finished it."""
+"""Joins the nodes' lines into the record's entries: one for each iteration, once all nodes have finished it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.record.nodes import entry
 
 
 class Collector:
-    """Holds the nodes' lines of each iteration until all working nodes have finished it.
+    """Keeps the nodes' lines of each iteration until all working nodes have finished it.
 
     Its memory grows with the distance between the fastest and the slowest node.
     """

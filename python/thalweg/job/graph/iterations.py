@@ -1,6 +1,6 @@
 """The iterations of a node on a graph: train the model, send it, wait for the neighbours' models, and mix.
 
-``Turns`` holds the mixing weights of each iteration. The core's node does the sending, waiting and mixing.
+The core's node does the sending, waiting and mixing. ``IterationWeights`` has the weights by which it mixes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thalweg.graphs import Exchange, Schedule
     from thalweg.job.graph.peer import Peer
 
-# The weight of each neighbour in an iteration, by name, in the form that the core expects.
+# The weights of the neighbours in one iteration, by name, in the form that the core expects.
 Weights = Mapping[str, float]
 
 
@@ -40,21 +40,21 @@ class CoreNode(Protocol):
 
 
 class Swap(Protocol):
-    """Replaces the model in the arena by what an algorithm sends, and turns the exchange's mean into the next model."""
+    """Replaces the model in the arena by what an algorithm sends, and then the exchange's mean by the next model."""
 
     def before(self) -> None:
         """Put into the arena the values to send. Called after training."""
 
     def after(self, missing: Sequence[str], *, fresh: bool) -> None:
-        """Put the mixed model into the arena. Called after the exchange, whose result the arena holds.
+        """Put the next model into the arena. Called after the exchange, when the arena has its mean.
 
-        ``missing`` are the neighbours whose model did not arrive as a whole. ``fresh``: the node has not taken part in
-        the iterations before.
+        ``missing`` are the neighbours whose values did not all arrive. ``fresh``: the node has not taken part in the
+        iterations before.
         """
 
 
 class Models:
-    """D-PSGD: nodes send their models themselves, and the exchange's mean is the next model."""
+    """D-PSGD: nodes send their models as they are, and the exchange's mean is the next model."""
 
     def before(self) -> None:
         """Change nothing."""
@@ -64,15 +64,15 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Turns:
+class IterationWeights:
     """A node's mixing weights in each iteration.
 
-    ``by_turns`` has the weights for each graph of a cycle; a graph that never changes is a cycle of one. If the graph
-    is drawn anew in each iteration, ``drawn`` computes the weights. ``sends`` has the nodes to send to, in the same
-    cycle. If it is empty, the node sends to the nodes whose models it takes.
+    If the graph repeats after some iterations, ``cycle`` has the weights of each of these; a graph that never changes
+    has a cycle of one. If the graph is drawn anew in each iteration, ``drawn`` computes the weights. ``sends`` has the
+    nodes to send to, for each iteration of the cycle. If it is empty, the node sends to those from which it receives.
     """
 
-    by_turns: Sequence[Weights] = ()
+    cycle: Sequence[Weights] = ()
     drawn: Callable[[int], Weights] | None = None
     sends: Sequence[Sequence[str]] = ()
 
@@ -80,17 +80,18 @@ class Turns:
         """Return the weights of ``iteration``, counted from 1."""
         if self.drawn is not None:
             return self.drawn(iteration)
-        return self.by_turns[(iteration - 1) % len(self.by_turns)]
+        return self.cycle[(iteration - 1) % len(self.cycle)]
 
     def to(self, iteration: int) -> Sequence[str] | None:
-        """Return the nodes to which this node sends in ``iteration``; None means those whose models it takes."""
+        """Return the nodes to which this node sends in ``iteration``; None: to those from which it receives."""
         return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
 
     def core_weights(self, iteration: int, ahead: int) -> tuple[str, str | None]:
-        """Return, as JSON, the weights of ``iteration`` and a list of those of the iterations after it.
+        """Return as JSON the weights of ``iteration``, and a list of those of the following iterations.
 
-        The list is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the current
-        one. Between two iterations the next one counts as current, so the list has ``ahead`` + 1 entries.
+        The list is None if the weights never change. The core accepts chunks of up to ``ahead`` iterations beyond the
+        current one. Between two iterations the next one already counts as current, so the list has ``ahead`` + 1
+        entries.
         """
         then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
         return wire.encode(self.at(iteration)), None if then is None else wire.encode(then)
@@ -98,7 +99,7 @@ class Turns:
     @property
     def changes(self) -> bool:
         """Whether the weights may differ from one iteration to the next."""
-        return self.drawn is not None or len(self.by_turns) > 1
+        return self.drawn is not None or len(self.cycle) > 1
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Iteration:
     after: NDArray[np.float64]
 
     def line(self, clock: float) -> Finished:
-        """Return its line for the record. The node's times plus ``clock`` seconds are times on the run's clock."""
+        """Return the line that the node writes. Adding ``clock`` to the node's times gives times on the run's clock."""
         return Finished(
             number=self.number,
             report=self.report,
@@ -131,28 +132,28 @@ class Iteration:
         )
 
 
-def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> Turns:
-    """Return the turns of node ``me``. Its index in ``names`` is its index in the graph."""
+def iteration_weights_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> IterationWeights:
+    """Return the weights of node ``me``. ``names`` has all nodes in the order of the graph."""
     place = names.index(me)
 
     def weights(iteration: int) -> Weights:
         return weights_of(schedule.at(iteration), names, place, rule)
 
     if schedule.period is None:
-        return Turns(drawn=weights)
+        return IterationWeights(drawn=weights)
     period = range(1, schedule.period + 1)
     sends: Sequence[Sequence[str]] = ()
     if not schedule.at(1).is_mutual:
         sends = [[names[node] for node in schedule.at(iteration).sends[place]] for iteration in period]
-    return Turns([weights(iteration) for iteration in period], sends=sends)
+    return IterationWeights([weights(iteration) for iteration in period], sends=sends)
 
 
 def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
-    """Return the numbers from which the core computes the mixing weights of one node, by name.
+    """Return by name the numbers from which the core computes the mixing weights of the node at ``place``.
 
-    They are the Metropolis-Hastings weights of the neighbours. With "renormalise" the node's own weight is among them,
-    because the core scales the weights of the models that arrived to a sum of 1. With "paper" the core takes the
-    neighbours' degrees instead, as 1 / (1 + degree).
+    They are the Metropolis-Hastings weights of its neighbours. With "renormalise" the node's own weight is among them,
+    because the core then scales the weights of the models that have arrived to a sum of 1. With "paper" they are
+    1 / (1 + degree) of each neighbour instead.
     """
     if rule == "paper":
         return {names[node]: 1.0 / (1 + len(exchange.hears[node])) for node in exchange.hears[place]}
@@ -163,19 +164,19 @@ def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixin
 def iterate(
     node: CoreNode,
     peer: Peer,
-    turns: Turns,
+    weights: IterationWeights,
     rounds: int,
     *,
     config: Callable[[int], ReceivedConfig],
-    tests: Callable[[int], bool],
+    evaluates_after: Callable[[int], bool],
     first: int = 1,
     swap: Swap | None = None,
 ) -> Iterator[Iteration]:
-    """Run iterations ``first`` to ``rounds`` and yield each as it ends. A node that falls behind may skip some.
+    """Run iterations ``first`` to ``rounds`` and yield each as it ends. A node that has fallen behind skips some.
 
-    ``config`` returns an iteration's config for training, and ``tests`` whether to evaluate after it. ``swap`` replaces
-    the models by what an algorithm sends. Raises CoreError if a neighbour refuses this node, MetricsError for a value
-    that is not a metric, and whatever the app raises.
+    ``config`` returns an iteration's config for training, and ``evaluates_after`` whether to evaluate after it.
+    ``swap`` replaces models by what an algorithm sends. Raises CoreError if a neighbour refuses this node, MetricsError
+    for a value that is not a metric, and whatever the app raises.
     """
     now = [first]
 
@@ -184,39 +185,47 @@ def iterate(
             yield now[0]
 
     def step(number: int) -> Iteration:
-        done = _step(node, peer, turns, number, config=config(number), tests=tests, swap=swap or Models())
+        done = _step(
+            node,
+            peer,
+            weights,
+            number,
+            config=config(number),
+            evaluates_after=evaluates_after,
+            swap=swap or Models(),
+        )
         now[0] = done.report.next
         return done
 
-    return algorithms.find(algorithms.ON_GRAPHS).rounds(step, numbers())
+    return algorithms.find(algorithms.GRAPH_DEFAULT).rounds(step, numbers())
 
 
 def _step(
     node: CoreNode,
     peer: Peer,
-    turns: Turns,
+    weights: IterationWeights,
     number: int,
     *,
     config: ReceivedConfig,
-    tests: Callable[[int], bool],
+    evaluates_after: Callable[[int], bool],
     swap: Swap,
 ) -> Iteration:
-    weights, then = turns.core_weights(number, node.ahead)
-    node.begin(number, weights, then, turns.to(number))
+    current, then = weights.core_weights(number, node.ahead)
+    node.begin(number, current, then, weights.to(number))
     weight, metrics = peer.train(config)
     samples = int(weight)
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)
-    report = report_of(wire.plain(_waited(node, sent)))
+    report = report_of(wire.plain(_report_text(node, sent)))
     swap.after(report.incomplete, fresh=report.fresh)
     mixed = time.monotonic()
     after = peer.sketch()
-    evaluation = _evaluation(peer, report, mixed) if tests(sent) else None
+    evaluation = _evaluation(peer, report, mixed) if evaluates_after(sent) else None
     return Iteration(sent, report, samples, returned("train", metrics), evaluation, before, after)
 
 
-def _waited(node: CoreNode, number: int) -> str:
+def _report_text(node: CoreNode, number: int) -> str:
     while True:
         report = node.wait(number, None)
         if report is not None:

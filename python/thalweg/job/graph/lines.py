@@ -11,15 +11,15 @@ from thalweg.outcome.core import IterationReport, NeighbourExchange
 
 
 def report_of(table: Line) -> IterationReport:
-    """Return the report whose fields a table has. Raises TypeError for unknown or missing fields."""
+    """Return the core's report with the fields of ``table``. Raises TypeError for unknown or missing fields."""
     return IterationReport(**{**table, "exchanges": [NeighbourExchange(**one) for one in table["exchanges"]]})
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a node's model: when it ended, how long it took, and the app's metrics.
+    """An evaluation of a node's model. ``at`` is when it ended, ``seconds`` how long it took.
 
-    ``accuracy`` and ``loss`` are None if the app gave none.
+    ``accuracy`` and ``loss`` are None if the app's metrics have none.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Listening:
-    """The node listens, with a model of this size."""
+    """The node listens at ``address``, and its model has this size."""
 
     say: ClassVar[str] = "here"
     address: str
@@ -51,8 +51,8 @@ class Met:
 class Finished:
     """The node has finished an iteration.
 
-    ``clock``: seconds to add to the node's times to get times on the run's clock. ``before`` and ``after`` are sketches
-    of the model before and after mixing, in the text form of ``thalweg.record.nodes.packed``.
+    ``clock``: adding so many seconds to the node's times gives times on the run's clock. ``before`` and ``after`` are
+    sketches of the model before and after mixing, in the text form of ``thalweg.record.nodes.packed``.
     """
 
     say: ClassVar[str] = "iteration"
@@ -68,7 +68,7 @@ class Finished:
 
     @classmethod
     def of(cls, table: Line) -> Finished:
-        """Return the line whose fields a table has. Raises TypeError for unknown or missing fields."""
+        """Return the line with the fields of ``table``. Raises TypeError for unknown or missing fields."""
         evaluation = table["evaluation"]
         made = {
             "report": report_of(table["report"]),
@@ -77,7 +77,7 @@ class Finished:
         return cls(**{**table, **made})
 
     def table(self) -> dict[str, object]:
-        """Return the table from which the record's entry is made."""
+        """Return the fields from which the record's entry is made."""
         evaluation = None if self.evaluation is None else vars(self.evaluation)
         return {**vars(self), "report": self.report.table(), "evaluation": evaluation}
 
@@ -91,7 +91,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Ended:
-    """The node's process has ended early. The run makes this line itself."""
+    """The node's process has ended early. The run itself adds this line, since the process cannot."""
 
     why: str
 
@@ -101,13 +101,13 @@ _KINDS: Final[Mapping[str, type[Listening | Met | Done]]] = {kind.say: kind for 
 
 
 def encode(line: NodeLine) -> dict[str, object]:
-    """Return a line's table."""
+    """Return a line's fields, ``say`` included."""
     fields = line.table() if isinstance(line, Finished) else vars(line)
     return {"say": line.say, **fields}
 
 
 def decode(table: Line) -> NodeLine | None:
-    """Return the line whose fields a table has; None for any other table, since an app may print anything.
+    """Return the line with the fields of ``table``; None for an unknown ``say``, because an app may print anything.
 
     Raises KeyError or TypeError for unknown or missing fields.
     """

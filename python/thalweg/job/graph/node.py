@@ -1,13 +1,14 @@
 """A node's process of ``thalweg run`` on a graph: ``python -m thalweg.job.graph.node``.
 
-The node reads its order, then exchanges lines of JSON with the run's process (``thalweg.job.graph.run``). It writes to
-standard output and reads standard input:
+The node reads its order. Then it exchanges lines of JSON with the run's process (``thalweg.job.graph.run``): it writes
+to standard output, and reads standard input.
 
 1. The node writes ``{"say": "here", "address", "update_bytes", "tensors", "parameters"}`` when it listens.
 2. The run answers ``{"neighbours": {name: url}}``, and the node connects to its neighbours.
 3. The node writes ``{"say": "met"}`` when all are connected.
 4. The run answers ``{"begin": clock}``: the reading of the monotonic clock at which the run begins.
-5. The node writes ``{"say": "iteration", ...}`` after each iteration (``lines.Finished``), at last ``{"say": "done"}``.
+5. The node writes ``{"say": "iteration", ...}`` after each iteration (``lines.Finished``), and ``{"say": "done"}`` at
+   the end.
 
 If a checkpoint is due after an iteration, the node writes its model to the record before it reports the iteration.
 """
@@ -30,7 +31,7 @@ from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.parties import bytes_of, round_config
 from thalweg.job.graph import lines
-from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.iterations import Iteration, IterationWeights, iterate, iteration_weights_of
 from thalweg.job.graph.lines import Done, Listening, Met, NodeLine
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.peer import Peer, peer_of
@@ -46,8 +47,8 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A node that listens, with its model. ``clock`` is the monotonic time at which the core's clock reads 0."""
+class ListeningNode:
+    """A node that listens, with its model. ``clock`` is the monotonic time at which the core's clock was 0."""
 
     plan: Plan
     name: str
@@ -58,36 +59,36 @@ class Standing:
     def meet(
         self,
         neighbours: Mapping[str, str],
-        turns: Turns,
+        weights: IterationWeights,
         note: Note,
         *,
         done: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Connect to neighbours, given as URLs by name. Returns when all are connected.
+        """Connect to neighbours, given as URLs by name. Return when all are connected.
 
-        ``done`` is the last finished iteration. The node accepts models of the next one at once, since a neighbour may
-        begin it earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
+        ``done`` is the last finished iteration. The node accepts models of the next one at once, because a neighbour
+        may begin that earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
         refuses this node.
         """
-        self.node.meet(wire.encode(dict(neighbours)), done + 1, *turns.core_weights(done + 1, self.node.ahead))
+        self.node.meet(wire.encode(dict(neighbours)), done + 1, *weights.core_weights(done + 1, self.node.ahead))
         end = None if timeout is None else time.monotonic() + timeout
         while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
             self.report_events(note)
             if end is not None and time.monotonic() > end:
                 away = sorted(set(neighbours) - set(wire.plain(self.node.connected())))
                 raise LinkError(
-                    f"{self.name} has not met {', '.join(away[:8])} after {timeout:g} s",
-                    "Start them, or see whether their addresses can be reached from here",
+                    f"{self.name} is not connected to {', '.join(away[:8])} after {timeout:g} s",
+                    "Start them, or check whether their addresses can be reached from here",
                 )
 
     def report_events(self, note: Note) -> None:
-        """Pass the events of the node's links since the last call to ``note``."""
+        """Pass to ``note`` what has happened on the node's links since the last call."""
         for event in wire.plain(self.node.events()):
             note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # the peer of a "note" is ""
 
     def iterations(
-        self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
+        self, weights: IterationWeights, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
     ) -> Iterator[Iteration]:
         """Run all iterations after ``done`` and yield each: D-PSGD, or CHOCO-SGD with step size ``gamma`` if given.
 
@@ -104,10 +105,10 @@ class Standing:
         return iterate(
             self.node,
             self.peer,
-            turns,
+            weights,
             plan.job.rounds,
             config=config,
-            tests=plan.tests,
+            evaluates_after=plan.tests,
             first=done + 1,
             swap=swap,
         )
@@ -126,7 +127,7 @@ class Standing:
 
 
 @contextmanager
-def standing(
+def listening_node(
     plan: Plan,
     name: str,
     listen: str,
@@ -135,29 +136,29 @@ def standing(
     *,
     start: Path | None = None,
     done: str = "the node is done",
-) -> Iterator[Standing]:
+) -> Iterator[ListeningNode]:
     """Build the plan's model and listen with it. When the block ends, finish sending and leave.
 
-    If the block raises, the node's goodbye carries the reason. ``options`` makes the core's options once the model is
-    there. ``start`` is a checkpoint to load instead of the common initial model. Raises RecordError, PlanError,
+    If the block raises, the neighbours get the reason. ``options`` makes the core's options once the model is built.
+    ``start`` is a checkpoint to load instead of the common initial model. Raises RecordError, PlanError,
     DataError, ModelError, AppError, and CoreError if the node cannot listen.
     """
     peer = peer_of(plan, name, note)
     if start is not None:
         checkpoint.read(start, peer.arena.layout.tensors, bytes_of(peer.arena))
     node = _core.Node(peer.arena, name, listen, wire.encode(options(peer)))
-    # The core's clock began when the node was made, a moment ago.
+    # The core's clock started a moment ago, when the node was made.
     clock = time.monotonic()
     with farewell(node, done):
-        yield Standing(plan, name, node, peer, clock)
+        yield ListeningNode(plan, name, node, peer, clock)
         node.finish_sending()
 
 
 def take_part(order: NodeOrder, note: Note) -> None:
-    """Take part in a job as an order of ``thalweg.job.graph.run`` says.
+    """Take part in a job as the order of ``thalweg.job.graph.run`` says.
 
-    Raises LinkError if the run ends before this node begins, and what ``standing``, ``Standing.meet`` and
-    ``Standing.iterations`` raise.
+    Raises LinkError if the run ends before this node begins, and what ``listening_node``, ``ListeningNode.meet`` and
+    ``ListeningNode.iterations`` raise.
     """
     from thalweg.plan import Plan
 
@@ -169,27 +170,27 @@ def take_part(order: NodeOrder, note: Note) -> None:
     def options(peer: Peer) -> CoreOptions:
         return {**order.options, "start": peer.checksum() if start is None else None}
 
-    with standing(plan, name, order.url, options, note, start=start) as here:
+    with listening_node(plan, name, order.url, options, note, start=start) as here:
         layout = here.peer.arena.layout
         _send(Listening(here.node.address, len(here.peer.arena), len(layout.tensors), here.peer.parameters))
-        turns = _turns(plan, order)
-        here.meet(_receive("neighbours"), turns, note, done=done)
+        weights = _iteration_weights(plan, order)
+        here.meet(_receive("neighbours"), weights, note, done=done)
         _send(Met())
         clock = here.clock - _receive("begin")
-        for iteration in here.iterations(turns, order.gamma, done=done):
+        for iteration in here.iterations(weights, order.gamma, done=done):
             here.keep(record, due, iteration.number)
             _send(iteration.line(clock))
             here.report_events(note)
         _send(Done())
 
 
-def _turns(plan: Plan, order: NodeOrder) -> Turns:
-    """Return the node's turns from the order. If the order has none, the node draws a random graph's turns itself."""
-    if order.turns is not None:
-        return Turns(order.turns, sends=order.sends)
+def _iteration_weights(plan: Plan, order: NodeOrder) -> IterationWeights:
+    """Return the node's weights: those of the order, or those of a graph that is drawn anew in each iteration."""
+    if order.weights is not None:
+        return IterationWeights(order.weights, sends=order.sends)
     from thalweg.plan.on_graphs import schedule_of
 
-    return turns_of(schedule_of(plan), plan.members, order.name, plan.weights)
+    return iteration_weights_of(schedule_of(plan), plan.members, order.name, plan.weights)
 
 
 def _send(line: NodeLine) -> None:

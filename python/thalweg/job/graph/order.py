@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 class NodeOrder(Order):
     """What a node's process reads when it starts.
 
-    ``plan`` has the keys that the user set, ``options`` has the core's options. ``turns`` and ``sends`` are as in
-    ``iterations.Turns``; without ``turns`` the node draws them itself. ``gamma`` is the step size of CHOCO-SGD, if the
-    job uses it. ``record`` is the record's folder, ``done`` the last finished iteration, and ``start`` the checkpoint
-    to load.
+    ``plan`` has the keys that the user set, and ``options`` the core's options. ``weights`` and ``sends`` are the
+    ``cycle`` and ``sends`` of ``iterations.IterationWeights``. Without ``weights`` the node draws the graph of each
+    iteration itself. ``gamma`` is the step size of CHOCO-SGD, if the job uses it. ``record`` is the record's folder,
+    ``done`` the last finished iteration, and ``start`` the checkpoint to load.
     """
 
     plan: Table
     url: str
     options: CoreOptions
-    turns: Sequence[Mapping[str, float]] | None
+    weights: Sequence[Mapping[str, float]] | None
     sends: Sequence[Sequence[str]]
     gamma: float | None
     record: str

@@ -28,7 +28,7 @@ class Peer:
     def __init__(
         self, arena: _core.Arena, party: Trainer, evaluate: Callable[[], Metrics], *, parameters: int, seed: int
     ) -> None:
-        """``seed`` is that of the sketches: all nodes must use the same one."""
+        """Keep the model. ``seed`` is the seed of the sketches, which must be the same at all nodes."""
         self.arena, self.parameters = arena, parameters
         self._party, self._evaluate, self._seed = party, evaluate, seed
         self._tensors = Arena(arena)
@@ -43,7 +43,7 @@ class Peer:
         return self._evaluate()
 
     def sketch(self) -> NDArray[np.float64]:
-        """Return a sketch of the model, shape (64,): the disagreement of nodes is estimated from their sketches."""
+        """Return a sketch of the model, shape (64,). The nodes' disagreement is estimated from their sketches."""
         return measures.sketch(measures.floats(self._tensors, self._kinds), self._seed)
 
     def checksum(self) -> str:
@@ -61,7 +61,7 @@ def peer_of_app(
     test: Any = None,
     note: Note = ignore,
 ) -> Peer:
-    """Return the peer of an app whose model is bound. ``test`` is the app's test data; None: never evaluate."""
+    """Return the peer of an app with its bound model. ``test`` is the test data; None: the peer never evaluates."""
     watch = Watch(bound, note)
 
     def evaluate() -> Metrics:

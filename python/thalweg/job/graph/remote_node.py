@@ -11,13 +11,13 @@ from thalweg import machine, trackers
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common import core_shares
 from thalweg.job.common.failure import recording
-from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.job.common.tracking import tracking
-from thalweg.job.graph.iterations import turns_of
-from thalweg.job.graph.node import standing
+from thalweg.job.graph.iterations import iteration_weights_of
+from thalweg.job.graph.node import listening_node
 from thalweg.job.graph.peer import Peer
 from thalweg.job.graph.result import GraphResult
-from thalweg.job.graph.run import opened
+from thalweg.job.graph.run import open_record
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import CoreOptions, node_options
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-# How to resume a node, in words: this process does not know its own command line, so it cannot show the command.
+# How to resume a node. It is in words, because this process does not know the command line that started it.
 AGAIN: Final = "the same command with"
 
 
@@ -56,9 +56,10 @@ class NodeIdentity:
 def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphResult:
     """Run a node of a plan's graph until the job is done, and return this node's part of the result.
 
-    With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are in a later iteration,
-    it rejoins them like a node that had lost its links. Raises PlanError for a plan that does not say where all nodes
-    are, LinkError if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
+    With ``identity.resume`` the node continues from that record's checkpoint. If its neighbours are in a later
+    iteration, it rejoins them like a node that had lost its links. Raises PlanError for a plan that does not say where
+    all nodes are, LinkError if a neighbour is missing after ``identity.timeout`` seconds, CoreError if one refuses this
+    node.
     """
     check_transport(plan, registry.transports())
     trackers.require(plan.record.track)
@@ -69,7 +70,7 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
     progress.note(graph_line(plan, schedule))
     number = plan.members.index(name)
     around = [plan.members[other] for other in schedule.links.neighbours[number]]
-    # All nodes must put the same job number into their chunks. They derive it from the plan, which all have in common.
+    # All nodes must put the same job number into their chunks, so they derive it from their common plan.
     job = int(plan.digest()[:15], 16)
     digests = {"plan": plan.digest(), "graph": schedule.digest()}
 
@@ -78,23 +79,26 @@ def take_part(plan: Plan, identity: NodeIdentity, progress: Progress) -> GraphRe
         return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
 
     start = None if identity.resume is None else _start(identity.resume, number + 1, plan)
-    with core_shares.CoreShare() as share, standing(plan, name, listen, options, progress.note, start=start) as here:
+    with (
+        core_shares.CoreShare() as share,
+        listening_node(plan, name, listen, options, progress.note, start=start) as here,
+    ):
         facts = facts_of(plan, schedule, here.node.address, tls=trust.tls is not None)
-        record, done = opened(plan, identity.resume, {"node": name, **facts})
+        record, done = open_record(plan, identity.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
         with (
             recording(record, progress, AGAIN),
             exposing(plan.record.metrics, progress.note, clients=lambda: around) as count,
         ):
-            record.watch(lambda entry: count(Counted.of_entry(entry)))
+            record.watch(lambda entry: count(RoundCounts.of_entry(entry)))
             progress.note(f"waiting for {', '.join(around)}")
-            turns = turns_of(schedule, plan.members, name, plan.weights)
+            weights = iteration_weights_of(schedule, plan.members, name, plan.weights)
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
-            here.meet(addresses, turns, progress.note, done=done, timeout=identity.timeout)
+            here.meet(addresses, weights, progress.note, done=done, timeout=identity.timeout)
             threads = core_shares.threads_of(share, plan.training.threads, progress.note)
             with tracking(plan.record.track, record, progress.note):
-                for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
+                for iteration in here.iterations(weights, gamma_of(plan, schedule), threads, done=done):
                     row = entry(iteration.number, {name: iteration.line(0.0).table()}, 1)
                     kept = here.keep(record.path, due, iteration.number)
                     record.append(row)
@@ -114,7 +118,7 @@ def _start(folder: Path, number: int, plan: Plan) -> Path:
     """Return the checkpoint of a node's record. Raises RecordError if there is none, or it is of another node."""
     record = Record(folder)
     if record.manifest.get("node") != plan.members[number - 1]:
-        raise RecordError(f"{folder} is not a record of this node", "Name one that it made itself")
+        raise RecordError(f"{folder} is not a record of this node", "Name one that this node made")
     done = record.checkpoint_round
     if done is None:
         raise RecordError(f"{folder} has no checkpoint", "Start the node anew; record.checkpoint_every makes them")

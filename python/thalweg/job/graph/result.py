@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """The result of a job on a graph. ``gone``: nodes that ended early, each with the reason.
+    """The result of a job on a graph. ``lost``: nodes that ended early, each with the reason.
 
     ``seconds`` and ``exchange_seconds`` are mean, median and standard deviation over all iterations of all nodes.
     ``accuracy`` has mean and standard deviation over the nodes' models in the last iteration with an evaluation.
-    ``drift`` is the mean over iterations; ``disagreement`` is the one of the last iteration that has one.
+    ``drift`` is the mean over iterations. ``disagreement`` is that of the last iteration that has one.
     """
 
     plan: Plan
@@ -86,7 +86,7 @@ class GraphResult:
         )
 
     def table(self) -> GraphSummary:
-        """Return the object that ``--json`` prints. Times are in seconds, sizes in bytes, accuracy is 0 to 1."""
+        """Return what ``--json`` prints. Times are in seconds, sizes in bytes, accuracy is 0 to 1."""
         return {
             "graph": self.plan.job.graph,
             "nodes": self.plan.job.clients,

@@ -1,4 +1,4 @@
-"""``thalweg run`` with a graph: a job without a server on this machine, each node in a process of its own.
+"""``thalweg run`` with a graph: a job without a server. All nodes are on this machine, each in its own process.
 
 This process starts the nodes (``thalweg.job.graph.node``), sends each its neighbours' addresses and writes the record.
 No model passes through it.
@@ -20,12 +20,12 @@ from thalweg.errors import RecordError, RoundError
 from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.common.messages import Failure, Line
-from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.job.common.parties import modules_of
 from thalweg.job.common.session import Session, session
 from thalweg.job.common.tracking import tracking
 from thalweg.job.graph.entries import Collector
-from thalweg.job.graph.iterations import turns_of
+from thalweg.job.graph.iterations import iteration_weights_of
 from thalweg.job.graph.lines import Done, Ended, Finished, Listening, Met, NodeLine, decode
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.result import GraphResult
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 
 # The module that a node's process runs.
 PROGRAM: Final = "thalweg.job.graph.node"
-# Maximum number of times that all nodes are started again because one was killed before all were connected.
+# Maximum number of restarts of all nodes. They restart if one is killed before all are connected.
 RESTARTS: Final = 3
-# Maximum number of nodes' lines in the queue to the record. A thread that adds one more blocks.
+# Maximum number of lines in the queue from the nodes to the record. A thread that adds one more blocks.
 MOST_LINES: Final = 1024
 AnyLine = TypeVar("AnyLine", bound=NodeLine)
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Makes the order of each node of a run: what its process reads when it starts."""
+    """What the orders of a run's nodes have in common; makes the order of each node."""
 
     plan: Plan
     schedule: Schedule
@@ -72,8 +72,8 @@ class Orders:
     job: int = field(default_factory=lambda: secrets.randbits(63))
 
     def of(self, name: str, number: int) -> NodeOrder:
-        """Return the order of one node."""
-        plan, turns = self.plan, turns_of(self.schedule, self.plan.members, name, self.plan.weights)
+        """Return the order of node ``name``. ``number`` is its place, from 1."""
+        plan, weights = self.plan, iteration_weights_of(self.schedule, self.plan.members, name, self.plan.weights)
         digests, folder = {"plan": plan.digest(), "graph": self.schedule.digest()}, self.record.path
         options = node_options(
             plan, self.trusts[name], number=number, job=self.job, digests=digests, emulate=self.session.layers
@@ -85,8 +85,8 @@ class Orders:
             plan=plan.given(),
             url=self.session.listening(name),
             options=options,
-            turns=None if turns.drawn is not None else list(turns.by_turns),
-            sends=list(turns.sends),
+            weights=None if weights.drawn is not None else list(weights.cycle),
+            sends=list(weights.sends),
             gamma=gamma_of(plan, self.schedule),
             record=str(folder.resolve()),
             done=self.done,
@@ -94,10 +94,10 @@ class Orders:
         )
 
 
-class Course:
-    """Drives a run's nodes: starts them, lets them meet, and records their iterations.
+class GraphRun:
+    """Runs the nodes of a job: starts them, lets them connect, and records their iterations.
 
-    Threads of the fleet put the nodes' lines into a queue, and the main thread takes them out.
+    Threads of the fleet put the nodes' lines into a queue. The main thread takes them out.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class Course:
         return Fleet(self._record.log_path, self._ended, program=PROGRAM, modules=modules, on_line=self._queue)
 
     def meet(self, orders: Orders) -> None:
-        """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.
+        """Start all nodes, and let each connect to its neighbours. Raises RoundError if one cannot take part.
 
-        If a node is killed meanwhile, all are started again, because the others already have its old address. No
-        iteration has begun, so none is lost.
+        If a node is killed meanwhile, all are started again, because the others already have its old address. That
+        loses nothing, since no iteration has begun.
         """
         self._progress.note(f"starting {len(self._plan.members)} nodes")
         while not self._met(orders):
@@ -141,7 +141,7 @@ class Course:
             self.fleet = self._new_fleet()
 
     def _met(self, orders: Orders) -> bool:
-        """Start all nodes and wait until each has met its neighbours. Return False if all must be started again."""
+        """Start all nodes and wait until each is connected to its neighbours. Return False if one was killed."""
         names = self._plan.members
         self.fleet.start(names, orders)
         here = self._each(Listening)
@@ -155,7 +155,7 @@ class Course:
             self.fleet.send(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
         return self._each(Met) is not None
 
-    def go(self) -> None:
+    def run_iterations(self) -> None:
         """Let all nodes begin, and record their iterations until all have ended.
 
         Raises RoundError if no iteration was recorded.
@@ -193,7 +193,7 @@ class Course:
                 if not self.fleet.was_killed(name) or self._restarts >= RESTARTS:
                     raise RoundError(*self._reason(name, line.why))
                 self._restarts += 1
-                self._note(f"{name} was lost before the nodes had met: {line.why}; starting all nodes again")
+                self._note(f"{name} was lost before all nodes were connected: {line.why}; starting all nodes again")
                 return None
             if isinstance(line, kind):
                 received[name] = line
@@ -212,7 +212,7 @@ class Course:
                 return name, line if isinstance(line, Ended) else decode(line)
 
     def _keep(self, entries: Iterable[Entry]) -> int:
-        """Record iterations that all nodes have finished; return how many."""
+        """Record iterations that all nodes have finished; return how many there are."""
         kept = 0
         for row in entries:
             kept += 1
@@ -231,7 +231,7 @@ class Course:
             self._lines.put((name, line))
 
     def _ended(self, name: str, why: str) -> None:
-        """Queue that a node's process has ended early. Called by a thread of the fleet."""
+        """Queue the early end of a node's process. Called by a thread of the fleet."""
         self._queue(name, Ended(why))
 
     def left(self) -> list[str]:
@@ -239,14 +239,14 @@ class Course:
         return [name for name in self._plan.members if name not in self.lost]
 
     def drain(self) -> None:
-        """Drop queued and later lines, so that no thread of the fleet blocks on the queue while nodes are stopped."""
+        """Drop all queued and later lines, so that no thread of the fleet blocks while nodes are being stopped."""
         self._over = True
         with suppress(Empty):
             while True:
                 self._lines.get_nowait()
 
     def _reason(self, name: str, why: str) -> tuple[str, str]:
-        """Return why a node could not take part and what to do: from its final report, if it wrote one."""
+        """Return why a node could not take part, and a hint: those of its final report, if it wrote one."""
         report = self.fleet.reports().get(name)
         again = f", {self._restarts + 1} times" if self._restarts else ""
         failure = (report and report.error) or Failure(f"{why}{again}", f"See {self._record.log_path}")
@@ -266,11 +266,11 @@ def run(
 ) -> GraphResult:
     """Run a job on a graph on this machine and return its result.
 
-    If a node ends early once the run has begun, the others continue without it. With ``resume`` all nodes continue
-    from that record's checkpoint, also those that had ended early. ``transport_reason`` says why the plan's transport
-    was chosen, if the plan named none; the record keeps it. Raises PlanError, DataError, ModelError or LabError
-    before anything begins; LabError if an emulated network fails; RoundError if a node cannot take part at all or no
-    iteration finishes; RecordError. All nodes have ended when it returns or raises.
+    If a node ends early after the first iteration has begun, the others continue without it. With ``resume`` all nodes
+    continue from that record's checkpoint, even those that had ended early. ``transport_reason`` says why the plan's
+    transport was chosen, if the user named none; the record keeps it. Raises PlanError, DataError, ModelError or
+    LabError before anything begins; LabError if an emulated network fails; RoundError if a node cannot take part at
+    all, or if no iteration finishes; RecordError. All nodes have ended when it returns or raises.
     """
     check_transport(plan, registry.transports())
     trackers.require(plan.record.track)
@@ -279,26 +279,26 @@ def run(
     progress.note(graph_line(plan, schedule))
     with session(plan, plan.members, progress.note) as network:
         facts = facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url))
-        record, done = opened(plan, resume, {**facts, **network.facts()})
+        record, done = open_record(plan, resume, {**facts, **network.facts()})
         progress.note(f"record: {record.path}")
         if transport_reason is not None:
             record.note(transport_reason=transport_reason)
-        course = Course(plan, schedule, network, record, progress, done=done)
-        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
-            record.watch(lambda entry: count(Counted.of_entry(entry)))
+        graph_run = GraphRun(plan, schedule, network, record, progress, done=done)
+        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=graph_run.left) as count:
+            record.watch(lambda entry: count(RoundCounts.of_entry(entry)))
             with tracking(plan.record.track, record, progress.note):
                 try:
-                    course.meet(Orders(plan, schedule, trusts, network, record, done))
-                    record.note(**course.facts)
-                    course.go()
+                    graph_run.meet(Orders(plan, schedule, trusts, network, record, done))
+                    record.note(**graph_run.facts)
+                    graph_run.run_iterations()
                 finally:
-                    _end(course, network, record, progress)
-            record.note(gone=course.lost)
+                    _end(graph_run, network, record, progress)
+            record.note(gone=graph_run.lost)
             record.finish("complete")
-    return GraphResult.of(plan, record, course.fleet.reports(), course.lost, network)
+    return GraphResult.of(plan, record, graph_run.fleet.reports(), graph_run.lost, network)
 
 
-def opened(plan: Plan, resume: Path | None, facts: RunFacts) -> tuple[RunRecord, int]:
+def open_record(plan: Plan, resume: Path | None, facts: RunFacts) -> tuple[RunRecord, int]:
     """Make a record, or open the one to resume; return it and its checkpoint's iteration, which is 0 for a new one."""
     if resume is None:
         return RunRecord.create(plan, facts), 0
@@ -306,16 +306,16 @@ def opened(plan: Plan, resume: Path | None, facts: RunFacts) -> tuple[RunRecord,
     return record, int(record.manifest["resumed_after_round"])
 
 
-def _end(course: Course, network: Session, record: RunRecord, progress: Progress) -> None:
+def _end(graph_run: GraphRun, network: Session, record: RunRecord, progress: Progress) -> None:
     """End all nodes, and record the network's tables.
 
     A RecordError becomes a note, so that it cannot replace the error that ended the job.
     """
     network.end_stress()
-    course.fleet.release()
-    course.drain()
-    course.fleet.stop(grace=0.0 if network.has_failed or grace.is_hurried() else END_SECONDS)
+    graph_run.fleet.release()
+    graph_run.drain()
+    graph_run.fleet.stop(grace=0.0 if network.has_failed or grace.is_hurried() else END_SECONDS)
     try:
-        network.finish(record, course.fleet.reports())
+        network.finish(record, graph_run.fleet.reports())
     except RecordError as error:
         progress.note(f"the record is not complete: {error}")

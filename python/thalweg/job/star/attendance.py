@@ -1,4 +1,4 @@
-"""Counts each client's rounds, its reasons for missing some, and what its process used.
+"""``Attendance``: how many rounds each client took part in, why it missed others, and what its process used.
 
 Its memory does not grow with the number of rounds.
 """
@@ -12,8 +12,8 @@ from typing import Final
 from thalweg.machine import Usage
 from thalweg.outcome.core import Absence, Participant
 
-# Maximum number of absent clients that get a line each at the end of a job. The others are only counted.
-NAMED: Final = 10
+# At the end of a job at most so many absent clients get a line each. The others are only counted.
+MAX_NAMED: Final = 10
 
 
 @dataclass
@@ -26,14 +26,14 @@ class _Client:
 
 
 class Attendance:
-    """Collects the participants of every round."""
+    """Counts the participants of every round."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self._clients: dict[str, _Client] = {}
 
     def add(self, participants: Iterable[Participant]) -> None:
-        """Count a round, from its outcome's participants."""
+        """Count a round. ``participants`` are those of its outcome."""
         self.rounds += 1
         for part in participants:
             client = self._of(part.client)
@@ -43,7 +43,7 @@ class Attendance:
                 client.missed += 1
                 client.reason = part.reason
             if part.usage is not None:
-                client.used = _most(client.used, Usage(part.usage.cpu_seconds, part.usage.peak_rss_bytes))
+                client.used = _larger(client.used, Usage(part.usage.cpu_seconds, part.usage.peak_rss_bytes))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
         """Take the core's list of clients that are not connected now: name, why, and whether it left for good.
@@ -69,7 +69,7 @@ class Attendance:
         return self.usage_of(client).peak_rss_bytes
 
     def absences(self) -> list[Absence]:
-        """Return the clients that missed a round or left for good, sorted by name."""
+        """Return the clients that missed a round, or left for good, sorted by name."""
         return [
             Absence(name, client.counted, client.reason, client.left)
             for name, client in sorted(self._clients.items())
@@ -80,14 +80,15 @@ class Attendance:
         return self._clients.setdefault(name, _Client())
 
 
-def _most(before: Usage, now: Usage) -> Usage:
+def _larger(before: Usage, now: Usage) -> Usage:
+    """Return the larger CPU time and the larger peak memory of two."""
     cpu = [one.cpu_seconds for one in (before, now) if one.cpu_seconds is not None]
     peak = [one.peak_rss_bytes for one in (before, now) if one.peak_rss_bytes is not None]
     return Usage(max(cpu, default=None), max(peak, default=None))
 
 
 def sentences(absences: Iterable[Absence], rounds: int) -> list[str]:
-    """Return a line for each absence; after ``NAMED`` lines only one that counts the rest."""
+    """Return a line for each absence. If there are more than ``MAX_NAMED``, one line counts the rest."""
     lines = [f"{one.client} is in {one.counted} of {rounds} means: {one.reason or 'not known why'}" for one in absences]
-    more = len(lines) - NAMED
-    return lines if more <= 0 else [*lines[:NAMED], f"and {more} more; see participants in the record"]
+    more = len(lines) - MAX_NAMED
+    return lines if more <= 0 else [*lines[:MAX_NAMED], f"and {more} more; see participants in the record"]

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, algorithms, apps, machine, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
@@ -20,13 +20,13 @@ from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError, ThalwegError
 from thalweg.job.common import server_reports
 from thalweg.job.common.failure import RUN, end_badly
-from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
 from thalweg.job.common.resent import COUNT_SECONDS, counted, manifest_counts, senders, totals
 from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.common.session import SERVER
 from thalweg.job.common.tracking import tracking
-from thalweg.job.star import compressing
+from thalweg.job.star import compression
 from thalweg.job.star.attendance import Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 
-# Servers that a signal has interrupted and that are not closed. A server that nothing refers to would close itself.
-_LEFT: Final[list[Serving]] = []
+# Servers that must stay open until this process ends (``_goodbye``). Without a reference they would close themselves.
+_UNCLOSED: Final[list[Serving]] = []
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class Result:
     peaks: Sequence[int | None] | None
     bound: Bound
     emulation: str = "none"
-    # Why the emulator "auto" could not take packet level; else None.
+    # Why the emulator "auto" could not emulate at packet level; None if it could.
     emulation_reason: str | None = None
-    # Why this transport was chosen, if the plan left the choice.
+    # Why this transport was chosen; None if the plan named it.
     transport_reason: str | None = None
-    # What the workers have done, in a job whose updates were folded by workers.
+    # What the workers have done; None if the server folded updates itself.
     tree: WorkReport | None = None
 
     def table(self) -> Summary:
-        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        """Return what ``--json`` prints. Memory is in bytes, times are in seconds."""
         summary: Summary = {
             "transport": self.plan.scheme,
             "transport_reason": self.transport_reason,
@@ -138,7 +138,7 @@ class Host:
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
-    # Which plans of the nodes are in the record.
+    # Which plans of a tree's nodes the record already has.
     watched: Watched = field(default_factory=Watched)
     # What the workers have done, once the job is done; empty in a job without workers.
     work: list[WorkReport] = field(default_factory=list)
@@ -147,18 +147,18 @@ class Host:
 
     @property
     def evaluators(self) -> Sequence[str]:
-        """The sides that evaluate: the server, clients, both or neither."""
+        """Who evaluates: the server, the clients, both or nobody."""
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
     def wait(self, look: Callable[[], None], lost: Callable[[], Mapping[str, str]] = dict) -> None:
-        """Wait until all clients are here; ``look`` is called several times a second and may raise.
+        """Wait until all clients are connected. ``look`` is called several times a second and may raise.
 
-        ``lost`` returns the clients that will not come, each with the reason. If ``look`` does not raise because of
-        them, a star begins once the other clients are here.
+        ``lost`` returns the clients that will not connect, each with the reason. If ``look`` does not raise because of
+        them, a star begins once the others are connected.
 
-        A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
-        have gone for good while the server was away. If the record has all rounds already, this waits at most
-        ``job.grace`` seconds, for clients that have still to learn that the job is done.
+        If a star resumes a record and ``job.enough`` clients are connected, it waits only ``job.grace`` seconds longer,
+        because a client may have left for good while the server was away. If the record already has all rounds, this
+        waits at most ``job.grace`` seconds, so that clients can reconnect and learn that the job is done.
         """
         job, enough_since = self.plan.job, None
         if self.first > job.rounds:
@@ -172,7 +172,7 @@ class Host:
             missing = lost()
             if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
                 left = job.clients - len(missing)
-                self.server.place_clients(left, "{}")  # so that no round waits for a missing client
+                self.server.place_clients(left, "{}")  # no round is to wait for a missing client
                 whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
                 self._write_notes([f"going on with {left} of {job.clients} clients: {whys}"])
                 return
@@ -181,26 +181,26 @@ class Host:
                 continue
             enough_since = enough_since or time.monotonic()
             if time.monotonic() - enough_since >= job.grace:
-                self._write_notes([f"going on with {here} of {job.clients} clients: the others did not come"])
+                self._write_notes([f"going on with {here} of {job.clients} clients: the others have not connected"])
                 return
 
     def _are_here(self, missing: Collection[str]) -> bool:
-        """Return whether all clients of the plan are connected but the ``missing`` ones."""
+        """Return whether all clients of the plan are connected, except the ``missing`` ones."""
         return {*self.plan.members} <= {*missing, *self.connected()}
 
     def previous_clients(self) -> list[str]:
         """Return the clients of the last recorded round, sorted by name; none for a new record.
 
-        A resumed job gives clients their places in this order, so that each keeps its part of the data.
+        A resumed job gives clients places in this order, so that each keeps its part of the data.
         """
         last = deque(self.record.rounds(), maxlen=1)
         return sorted(str(one["client"]) for one in last[0]["clients"]) if last else []
 
     def serve(self, names: Callable[[], Sequence[str]]) -> None:
-        """Run all rounds. ``names`` returns the clients in the order of their places; it is called before each round.
+        """Run all rounds. ``names`` is called before each round and returns the clients in the order of their places.
 
-        Raises CoreError if a round has too few updates and RecordError if a round cannot be recorded. The rounds
-        recorded before that stay.
+        Raises CoreError if a round has too few updates, and RecordError if a round cannot be recorded. Rounds that were
+        recorded before stay in the record.
         """
         if self.session is not None:
             self.session.begin(self.record)
@@ -217,29 +217,29 @@ class Host:
         with_broker = registry.can(self.plan.scheme).broker
         self.record.note(resent=manifest_counts(self._resent(), self.first, broker=with_broker))
         if self.plan.compression.scheme is not None:
-            self.record.note(compression=compressing.facts(self.plan.compression, self.record.rounds()))
+            self.record.note(compression=compression.facts(self.plan.compression, self.record.rounds()))
         self.attendance.departed(server_reports.departed(self.server))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
 
     def _keep_plans(self, done: Entry) -> None:
-        """Record what the nodes have planned until the end of a round, and say what a plan has changed."""
+        """Record the plans that the nodes made until the end of a round, and log those that changed something."""
         rows = list(self.watched.rows(done["round"], self.worker_counters()))
         if rows:
-            self.record.workers(rows)
+            self.record.workers([asdict(row) for row in rows])
         for row in rows:
-            for decision in cast("Sequence[dict[str, Any]]", row["decisions"]):
-                if decision["before"] != decision["leaves"]:
-                    self.record.log(f"{row['node']}: {plan_in_words(decision)}")
+            for decision in row.decisions:
+                if decision.before != decision.leaves:
+                    self.record.log(f"{row.node}: {plan_in_words(asdict(decision))}")
 
     def connected(self) -> list[str]:
         """Return the names of the connected clients, sorted."""
         return sorted(server_reports.clients(self.server))
 
     def worker_counters(self) -> Mapping[str, Workers]:
-        """Return the counters of each node's workers so far, by the node's name; "server" for workers of this server.
+        """Return the counters of each node's workers, by the node's name; this server's own workers are "server".
 
-        It is empty in a job without workers.
+        Empty in a job without workers.
         """
         if isinstance(self.server, Tree):
             return self.server.worker_counters()
@@ -247,7 +247,7 @@ class Host:
         return {} if counters is None else {SERVER: wire.decode(Workers, counters)}
 
     def _resent(self) -> ResentCounts:
-        """Return how many segments all links of the job sent again."""
+        """Return how many TCP segments all links of the job sent again."""
         if isinstance(self.server, Tree):
             return totals(server_reports.resent(self.server, COUNT_SECONDS).values())
         absent = lambda: server_reports.departed(self.server)  # noqa: E731
@@ -295,7 +295,7 @@ class Host:
         self.record.append(done)
         self.record.log(round_line(done, last))
         if every and (number % every == 0 or number == last):
-            state = compressing.with_held(None if self.step is None else self.step.state(), self.server)
+            state = compression.with_held(None if self.step is None else self.step.state(), self.server)
             for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena), state):
                 self.progress.note(note)
 
@@ -351,10 +351,10 @@ def hosting(
         return _core.Server(party.arena, url, wire.encode(options))
 
     server = listen() if session is None else session.listen(listen)
-    began = utc_now()  # the core's clock began when the server was made, a moment ago
+    began = utc_now()  # the core's clock started a moment ago, when the server was made
     try:
         facts: RunFacts = {"address": server.address, "tls": trust.tls is not None, "bound": bound}
-        # Filled when the last round is over. It stays null if the run ends earlier.
+        # `serve` sets it after the last round. It stays null if the run ends earlier.
         facts |= {"resent": None}
         facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
         facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
@@ -363,7 +363,7 @@ def hosting(
         record.note(clock_began=began)
         _compare(record, facts, progress)
         try:
-            record.state = compressing.resumed(server, record.state)
+            record.state = compression.resumed(server, record.state)
             step = _server_step(plan, party, record, command)
         except ThalwegError:
             record.close()
@@ -372,7 +372,7 @@ def hosting(
         try:
             with (
                 tracking(plan.record.track, record, progress.note),
-                _goodbye(server, command),  # before the end of `tracking`, at which trackers may need time
+                _goodbye(server, command),  # inside `tracking`, so that clients need not wait for slow trackers
                 exposing(
                     plan.record.metrics,
                     progress.note,
@@ -381,7 +381,7 @@ def hosting(
                     pki=plan.security.pki,
                 ) as count,
             ):
-                record.watch(lambda entry: count(Counted.of_entry(entry)))
+                record.watch(lambda entry: count(RoundCounts.of_entry(entry)))
                 yield host
         except BaseException as error:
             end_badly(record, progress.note, error, command)
@@ -400,8 +400,8 @@ def hosting(
 def _goodbye(server: Serving, command: str) -> Iterator[None]:
     """Close the server when the block ends, and tell its clients why.
 
-    If a signal interrupts another command than ``thalweg run``, the server is not closed, and ends with this process.
-    Its clients are on other machines: they try to come back, and meet the server that resumes the job.
+    If a signal interrupts ``thalweg server``, the server is not closed and ends with this process, without a goodbye.
+    So its clients, on other machines, try to reconnect until a new server resumes the job.
     """
     try:
         yield
@@ -412,7 +412,7 @@ def _goodbye(server: Serving, command: str) -> Iterator[None]:
         if command == RUN:
             server.close("the job was interrupted")
         else:
-            _LEFT.append(server)
+            _UNCLOSED.append(server)
         raise
     server.close("the job is done")
 
@@ -429,18 +429,18 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: RunFacts) 
 
 
 def _server_step(plan: Plan, party: ServerParty, record: RunRecord, command: str) -> ServerStep | None:
-    """Return what the server does after each round, with the state of the record that is resumed by ``command``."""
+    """Return what the server does after each round, with its state in the record. ``command`` resumes the record."""
     algorithm = algorithms.find(plan.algorithm.name)
     step = algorithm.server_step(party.arena, party.trained, plan.algorithm_settings, clients=plan.job.clients)
     if step is not None:
         step.load(record.state)
-        if command == RUN:  # it starts its clients itself, so that none of them knows of earlier rounds
+        if command == RUN:  # it starts new clients, which have no state from earlier rounds
             step.forget_clients()
     return step
 
 
 def _compare(record: RunRecord, facts: RunFacts, progress: Progress) -> None:
-    """If a resumed run has another app than the record, report that and record the new app."""
+    """If a resumed run has another app than the record, report the change and record the new app."""
     if "app" not in facts:
         return
     change = apps.changed(record.manifest.get("app"), facts["app"])

@@ -18,9 +18,9 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Submission:
-    """A client's update in a round, and what became of it. ``samples`` is its weight, which is samples by default.
+    """A client's update in a round. ``samples`` is its weight, by default the number of samples.
 
-    ``status`` is accepted, late, rejected, or done if the job ended before the server decided.
+    ``status`` is the server's answer: accepted, late or rejected. It is done if the job ended before the answer.
     """
 
     round: int
@@ -28,16 +28,16 @@ class Submission:
     status: str
 
     def table(self) -> ClientRound:
-        """Return the object that users get."""
+        """Return the dict that ``thalweg.Client`` returns to users."""
         return {"round": self.round, "samples": self.samples, "status": self.status}
 
 
 def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submission]:
     """Take part in every round until the job is done; return the submissions.
 
-    A rejected update does not end the job: ``note`` gets the reason. With the party's metrics the client sends what its
-    process used (``ClientUsage``). Raises CoreError if the server refuses the client or is gone for good, MetricsError
-    for a value that is not a metric, and whatever training raises.
+    A rejected update does not end the job: ``note`` gets the reason. Beside the party's metrics the client reports what
+    its process used (``ClientUsage``). Raises CoreError if the server refuses the client or is gone for good,
+    MetricsError for a value that is not a metric, and whatever training raises.
     """
     client.join()
     party = None
@@ -50,13 +50,13 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submis
         with training_progress.showing(number):
             samples, metrics = party.train(config)
         usage = _usage(client, time.perf_counter() - started)
-        evaluation = party.evaluation(config)  # of the trained model, before the algorithm makes its update of it
+        evaluation = party.evaluation(config)  # before `finish`, which may replace the trained model in the arena
         samples, metrics = party.finish(samples, metrics)
         text = offered(metrics, usage.table(), evaluation)
         status = _submit(client, number, samples, text, note)
         rounds.append(Submission(number, samples, status))
         note(f"round {number}: {samples} samples, {status}")
-        if status == "done":  # the core reports once that the job is over; `next` would wait for ever
+        if status == "done":  # the core reports the job's end only once, so `next` would wait for ever
             break
     return rounds
 

@@ -1,4 +1,4 @@
-"""The record of a job that Python code drives through ``thalweg.Server``. Its format is that of ``thalweg run``."""
+"""The record of a job whose rounds a program runs through ``thalweg.Server``. Its format is that of ``thalweg run``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.tensors.arena import Arena
 
-# The number of rounds in the plan of a resumed record, until the program says how many there will be.
-MOST: Final = 2**32 - 1
+# The number of rounds in the plan of a record that is being resumed. ``expect`` then sets the real number.
+MAX_ROUNDS: Final = 2**32 - 1
 
 
 class Recording:
@@ -44,7 +44,7 @@ class Recording:
     ) -> None:
         """Make a record in the plan's folder, or open ``resume`` and load its checkpoint into the arena.
 
-        The caller adds each round to ``attendance``; this object only reads it. The plan's trackers get each round;
+        The caller adds each round to ``attendance``; this object only reads it. The plan's trackers get each round, and
         ``note`` gets a line for each tracker that fails. Raises RecordError.
         """
         layout = arena.layout.tensors
@@ -61,7 +61,7 @@ class Recording:
             }
             self.record = RunRecord.create(plan, facts)
         else:
-            self.record = RunRecord.resume(resume, plan.merge({"job.rounds": MOST}))
+            self.record = RunRecord.resume(resume, plan.merge({"job.rounds": MAX_ROUNDS}))
             try:
                 self.done = self.record.restore(layout, bytes_of(arena))
             except BaseException:
@@ -73,13 +73,13 @@ class Recording:
         self._end_trackers = tracking.begin(plan.record.track, self.record, note)
 
     def expect(self, rounds: int) -> None:
-        """Write into the record's plan how many rounds there will be. Raises RecordError."""
+        """Set the number of rounds in the record's plan. Raises RecordError."""
         self.record.replan(self.record.plan.merge({"job.rounds": rounds}))
 
     def keep(self, outcome: Outcome, evaluation: Metrics, seconds: float | None, state: Arena | None = None) -> None:
-        """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError.
+        """Record a round and its evaluation, which took ``seconds``, and write the model as a checkpoint.
 
-        ``state`` is that of the server's algorithm.
+        ``state`` is the state of the server's algorithm. Raises RecordError.
         """
         row = entry(outcome, evaluation, seconds)
         number = int(row["round"])

@@ -12,7 +12,7 @@ from thalweg import _core, apps, machine, wire
 from thalweg.errors import PlanError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
-from thalweg.job.common.parties import Described
+from thalweg.job.common.parties import PartyBuilder
 from thalweg.job.star.host import Result, hosting
 from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def listen_url(plan: Plan) -> str:
-    """Return the URL where a server of ``plan`` listens: the URL in hosts.server, or else transport.url."""
+    """Return the URL at which a server of ``plan`` listens: the host of hosts.server if given, else transport.url."""
     return plan.url if plan.hosts.server is None else f"{plan.scheme}://{plan.hosts.server}"
 
 
@@ -43,7 +43,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
     refused = [name for name in ("network", "stress") if getattr(plan, name) is not None]
     if refused:
         raise PlanError(
-            f"[{refused[0]}] is of jobs on one machine, whose links and clients are its own",
+            f"[{refused[0]}] is only for jobs on one machine, which make the links and start the clients",
             f"Start it with `thalweg run`, or remove [{refused[0]}]",
         )
     if plan.job.graph is not None:
@@ -53,17 +53,17 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         )
     if on_trees.has_nodes(plan) and (plan.tree or TreeSection()).top != "dedicated":
         raise PlanError(
-            "a top that is a node has to be reached by all other nodes, which `thalweg server` does not see to",
+            "`thalweg server` cannot use a node as top: all other nodes would have to reach it",
             "Take tree.top = 'dedicated'",
         )
     if plan.nodes is not None and plan.nodes.engine != "local":
         raise PlanError(
-            "`thalweg server` starts no nodes: they come by themselves",
+            "`thalweg server` starts no nodes; each is started on its own machine",
             "Start `thalweg node URL --parent URL` on each machine, and remove nodes.engine",
         )
     if on_trees.has_nodes(plan) and on_trees.grouped(plan):
         raise PlanError(
-            "nodes that come by themselves bring their own clients, whatever groups there are",
+            "nodes that connect to `thalweg server` bring their own clients, so groups cannot be assigned to them",
             "Remove tree.tag and nodes.groups; give each client the address of its group's node",
         )
     trust = links.server_trust(plan.security, url)
@@ -88,7 +88,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
 
 @dataclass(frozen=True)
 class Membership:
-    """A client's settings to join a job. ``target`` is the server's URL or a plan file; key files are PEM."""
+    """A client's settings for joining a job. ``target`` is the server's URL or a plan file; key files are PEM."""
 
     target: str
     name: str | None
@@ -105,7 +105,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class MemberResult:
-    """What a member of a job has done: a client its submissions, a node of a tree the number of its rounds."""
+    """What a member of a job has done. ``rounds``: a client's submissions, or the number of rounds of a tree's node."""
 
     name: str
     url: str | None
@@ -133,7 +133,7 @@ def join_job(
     plan = None if "://" in membership.target else _plan(membership.target)
     url, name, options = entrance(membership, plan)
     own = _app(app, plan)
-    maker = Described(
+    maker = PartyBuilder(
         name,
         data_root=data_root,
         threads=None,
@@ -141,7 +141,7 @@ def join_job(
         tensors=tensors or (None if plan is None else plan.model.tensors),
         note=note,
     )
-    # Taken before the client joins, so that all clients of the job have their shares when the first round begins.
+    # Made before the client joins, so that all clients have their core shares when the first round begins.
     with core_shares.CoreShare() as share:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, wire.encode(options), arena)

@@ -1,4 +1,4 @@
-"""Gives each client a place, which decides its part of the data."""
+"""``Roster``: gives each client a place. The place decides its part of the data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Roster:
-    """The clients' places. A client keeps its place. When all are taken, a new client gets an absent client's place."""
+    """The clients' places. A client keeps its place. Once all are taken, a new client gets that of an absent one."""
 
     def __init__(self, places: int, first: Sequence[str] = ()) -> None:
         """Give the first places to the clients ``first``, in this order."""

@@ -1,9 +1,8 @@
 """A client process of ``thalweg run``: ``python -m thalweg.job.star.worker``.
 
-It reads its order as one line of JSON from standard input, so that no secret stands on a command line. When it ends it
-writes its final report as one line of JSON to standard output (``thalweg.job.common.messages``). It never outlives its
-parent. The order's ``place`` names the network namespace and the cgroup that the process enters before it does anything
-else.
+It reads its order, one line of JSON, from standard input, so that no secret is on a command line. At its end it writes
+its final report, also a line of JSON, to standard output (``thalweg.job.common.messages``). It never outlives its
+parent. The order's ``place`` names the network namespace and the cgroup that the process enters before anything else.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from thalweg.ui.explain import explain
 if TYPE_CHECKING:
     from thalweg.job.common.fleet import ClientOrder
 
-# Imports a program's work function; returns it with the class of the program's orders.
+# Imports a program's work function, and returns it after the class of the program's orders.
 Find: TypeAlias = Callable[[], tuple[type[AnyOrder], Work[AnyOrder]]]
 
 
@@ -37,7 +36,7 @@ def main(find: Find[AnyOrder]) -> int:
     """
     table: Line = wire.plain(sys.stdin.readline())
     die_with(table["parent"])
-    # The parent handles Ctrl-C: it ends its clients in good order.
+    # The terminal sends Ctrl-C to this process too, but the parent handles it, and ends its clients in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure = _run(table, find)
     report = replace(Report(error=failure), **vars(machine.usage()))
@@ -51,7 +50,7 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
     from thalweg.job.common.farewell import reason
 
     name = table["name"]
-    # This client has a fixed number of threads. It takes a share nevertheless, so that other clients count it.
+    # The number of threads is fixed. The client takes a core share nevertheless, so that other clients count it.
     share = None if table["threads"] is None else core_shares.CoreShare()
     try:
         if table.get("place"):
@@ -78,7 +77,7 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
 
 
 def _show(number: int, fraction: float) -> None:
-    # The newline before it ends a line that an app may have left unfinished on standard output.
+    # The first newline ends a line that an app may have left unfinished on standard output.
     sys.stdout.write(f"\n{wire.encode(Trained(number, fraction).table())}\n")
     sys.stdout.flush()
 
@@ -88,7 +87,7 @@ def _settle(place: ProcessPlace) -> None:
     try:
         settle(place)
     except OSError as error:
-        raise LabError(f"cannot enter its place: {error}", "The lab may be gone; start again") from error
+        raise LabError(f"cannot enter its namespace and cgroup: {error}", "The lab may be gone; start again") from error
 
 
 def _log(name: str, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from thalweg import machine
 from thalweg.errors import PlanError
-from thalweg.job.common.metrics import Counted, exposing
+from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.job.star.remote import MemberResult
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
@@ -80,6 +80,6 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
     gateway = Gateway(order, note)
     note(f"{name}: joining {options.parent}")
     with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.worker_counters(name)) as count:
-        gateway.watch(lambda outcome: count(Counted.of_outcome(outcome)))
+        gateway.watch(lambda outcome: count(RoundCounts.of_outcome(outcome)))
         rounds = gateway.serve()
     return MemberResult(name, gateway.address, rounds, machine.peak_rss_bytes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +32,12 @@ def facts(section: CompressionSection, rounds: Iterable[Entry]) -> Table:
                 plain, sent = sums[way["direction"]]
                 sums[way["direction"]] = [plain + way["bytes"], sent + way["wire_bytes"]]
     (update, up), (model, down) = sums["up"], sums["down"]
-    table: Table = {"scheme": section.scheme, "update_bytes": update, "wire_bytes": up, "ratio": _ratio(update, up)}
+    table: dict[str, object] = {
+        "scheme": section.scheme,
+        "update_bytes": update,
+        "wire_bytes": up,
+        "ratio": _ratio(update, up),
+    }
     if section.down is not None:
         table["down"] = {
             "scheme": section.down,

@@ -1,4 +1,4 @@
-"""Chooses the transport of a run on one machine whose plan names none, or ``auto``, and says why."""
+"""Chooses the transport of a run on one machine if its plan names none, or ``auto``."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 AUTO: Final = "auto"
-# The transport if the plan needs a network, and the one if it does not.
+# The transport to choose if the plan needs a network, and the one if it does not.
 NETWORK: Final = "tcp"
 LOCAL: Final = "shm"
 
 
-def settled(plan: Plan) -> tuple[Plan, str | None]:
-    """Return the plan with a transport in place of ``auto`` or of none, and the reason.
+def with_transport(plan: Plan) -> tuple[Plan, str | None]:
+    """Return the plan with a transport instead of ``auto`` or of none, and why that transport was chosen.
 
-    Any other plan is returned as it is, with None.
-
-    It is for runs on one machine. It chooses shared memory, unless the plan needs something that only a network has.
+    It is shared memory, unless the plan needs something that only a network has. A plan that names a transport is
+    returned as it is, with None. Only for runs on one machine.
     """
     if plan.transport.url != AUTO and "url" in plan.transport.model_fields_set:
         return plan, None
-    why = _network_asked(plan)
+    why = _why_network(plan)
     chosen = LOCAL if why is None else NETWORK
     reason = why or "all parties are on this machine and no network is emulated"
     return plan.merge({"transport.url": chosen}), reason
 
 
-def _network_asked(plan: Plan) -> str | None:
-    """Return why the transport cannot be shared memory, or None if it can."""
+def _why_network(plan: Plan) -> str | None:
+    """Return why the plan needs a network, or None if shared memory will do."""
     entry = next((one for one in registry.transports() if one.name == LOCAL), None)
     reasons = {
         f"the transport {LOCAL} is not available: {entry.reason if entry else 'this build has none'}": (

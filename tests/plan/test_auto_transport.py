@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thalweg.plan import Plan
-from thalweg.plan.choosing import settled
+from thalweg.plan.auto_transport import with_transport
 from thalweg.transports import registry
 
 
@@ -15,22 +15,22 @@ def plan(**overrides: object) -> Plan:
 
 def test_a_transport_that_is_named_stays() -> None:
     named = Plan.of({"transport": {"url": "tcp"}})
-    assert settled(named) == (named, None)
+    assert with_transport(named) == (named, None)
 
 
 def test_without_one_it_is_chosen_as_with_auto() -> None:
-    assert settled(Plan.of({})) == settled(plan())
-    assert settled(Plan.of({"network": {"profile": "wan"}})) == settled(plan(network="wan"))
+    assert with_transport(Plan.of({})) == with_transport(plan())
+    assert with_transport(Plan.of({"network": {"profile": "wan"}})) == with_transport(plan(network="wan"))
     # A whole plan, as a bench or a record has it, names its transport.
     whole = Plan.loads(Plan.of({}).to_toml())
-    assert settled(whole) == (whole, None)
+    assert with_transport(whole) == (whole, None)
 
 
 def test_within_the_machine_it_is_shared_memory() -> None:
     available = next(entry.available for entry in registry.transports() if entry.name == "shm")
-    chosen, reason = settled(plan())
+    chosen, reason = with_transport(plan())
     assert (chosen.scheme, reason is None) == ("shm" if available else "tcp", False)
-    assert settled(plan(network="none"))[0].scheme == chosen.scheme
+    assert with_transport(plan(network="none"))[0].scheme == chosen.scheme
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_within_the_machine_it_is_shared_memory() -> None:
     ],
 )
 def test_needs_of_a_network_make_auto_choose_tcp(asked: dict[str, object], words: str) -> None:
-    chosen, reason = settled(plan(**asked))
+    chosen, reason = with_transport(plan(**asked))
     assert chosen.scheme == "tcp"
     assert words in (reason or "")
