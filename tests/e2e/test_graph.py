@@ -219,7 +219,7 @@ def test_impossible_plans_are_refused_before_anything_starts(start: Start, tmp_p
     (tmp_path / "bad.edges").write_text("4\n0 1\n1 1\n")
     for words, cause in (
         (("--graph", "file:bad.edges"), "line 3 of bad.edges is a loop"),
-        (("--graph", "ring", "--transport", "unifl"), "are not alike"),
+        (("--graph", "ring", "--transport", "unifl"), "the two ends of a link over 'unifl' differ"),
         (("--graph", "3-regular", "--clients", "5"), "cannot be 3-regular"),
     ):
         code, out, _ = start("run", "--record", "runs", "--json", *words).end()

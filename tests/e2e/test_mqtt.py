@@ -86,7 +86,7 @@ def test_chunks_are_as_small_as_a_broker_wants_them(
     done = result("run", "plan.toml", "--transport", narrow, *job, *options)
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
     log = (tmp_path / done["record"] / "log.txt").read_text()
-    assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, for the broker takes no longer messages", log)
+    assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, because the broker takes no longer messages", log)
 
 
 def test_a_broker_limit_that_is_not_announced_is_explained(start: Start, tmp_path: Path, narrow: str) -> None:
