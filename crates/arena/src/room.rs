@@ -29,8 +29,8 @@ pub fn available() -> Option<u64> {
     let system = mem_available(&read(Path::new("/proc/meminfo")))?;
     let groups = groups(&read(Path::new("/proc/self/cgroup")));
     let group = groups.iter().filter_map(|group| {
-        let number = |file| read(&group.join(file)).trim().parse::<u64>().ok();
-        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+        let file = |name| read(&group.join(name));
+        left_in_group(&file("memory.max"), &file("memory.current"), &file("memory.stat"))
     });
     let status = read(Path::new("/proc/self/status"));
     let address_space = address_space(&read(Path::new("/proc/self/limits")))
@@ -42,6 +42,15 @@ pub fn available() -> Option<u64> {
 fn mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What a control group leaves, in bytes, from its files `memory.max`, `memory.current` and `memory.stat`; `None`
+/// without a limit. The kernel gives cached files back before it refuses memory, so they do not count as used.
+fn left_in_group(limit: &str, current: &str, stat: &str) -> Option<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let files = |name| stat.lines().find_map(|line| line.strip_prefix(name)).and_then(number).unwrap_or(0);
+    let cached = files("inactive_file ").saturating_add(files("active_file "));
+    Some(number(limit)?.saturating_sub(number(current)?.saturating_sub(cached)))
 }
 
 /// The folders of the process's control group and of all groups above it (cgroup v2), from
@@ -109,6 +118,12 @@ mod tests {
         assert_eq!(folders("3:cpu:/x\n0::/a/b\n"), ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a"]);
         assert!(folders("0::/\n").is_empty(), "the root has no limit");
         assert!(folders("3:cpu:/x\n").is_empty());
+        assert_eq!(
+            left_in_group("1000\n", "700\n", "anon 200\ninactive_file 400\nactive_file 100\n"),
+            Some(800)
+        );
+        assert_eq!(left_in_group("1000\n", "1200\n", ""), Some(0));
+        assert_eq!(left_in_group("max\n", "700\n", ""), None);
     }
 
     #[test]
