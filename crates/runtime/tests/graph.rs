@@ -13,11 +13,12 @@ use thalweg_arena::Arena;
 use thalweg_runtime::{Node, Upcoming};
 use thalweg_wire::Layout;
 
-const ADDRESSES: [&str; 6] = [
+const ADDRESSES: [&str; 7] = [
     "memory://graph:0",
     "tcp://127.0.0.1:0",
     "udp://127.0.0.1:0",
     "ltp://127.0.0.1:0",
+    "shm://localhost:0",
     "zmq://127.0.0.1:0",
     "grpc://127.0.0.1:0",
 ];

@@ -19,8 +19,9 @@ pub(crate) struct Means {
 }
 
 impl Means {
-    pub fn new(bytes: u64, rule: MixingRule) -> Result<Self, thalweg_arena::ArenaError> {
-        Ok(Self { arena: Arena::new(bytes)?, rule, own: Mutex::new(0.0) })
+    /// Means in the memory of `arena`, which is as long as the model.
+    pub fn new(arena: Arena, rule: MixingRule) -> Self {
+        Self { arena, rule, own: Mutex::new(0.0) }
     }
 
     pub fn weigh_own(&self, weight: f64) {

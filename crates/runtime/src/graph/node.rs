@@ -20,7 +20,7 @@ use super::options::NodeOptions;
 use super::staging::Stages;
 use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_TIMEOUT};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
-use crate::{lock, random, registry, Error, Kind};
+use crate::{lock, random, registry, shared_arena, Error, Kind};
 
 /// How long a link may take to release the last model before the node closes it. A peer cannot delay this: a
 /// link releases a model as soon as it is told to. But on a busy machine, each of its tasks may wait a second
@@ -87,7 +87,7 @@ impl Node {
                 "{} has different roles at its two ends, but all nodes have the same role",
                 transport.name()
             ))
-            .hint("use tcp, udp, ltp, zmq or grpc"));
+            .hint("use tcp, shm, udp, ltp, zmq or grpc"));
         }
         let chunk = capabilities.chunk(options.chunk, DEFAULT_CHUNK);
         let layout = Arc::new(layout);
@@ -109,9 +109,12 @@ impl Node {
         };
         let slots = Slots::new(layout.clone(), options.precision.into());
         let stages = options.mixing.weighing() != Weighing::Arrival;
-        let means = options.segments()?.map(|_| Means::new(layout.bytes(), options.mixing)).transpose()?;
+        // What neighbours on this machine can map, they take from there without a copy at this end.
+        let memory = if capabilities.lends { shared_arena } else { Arena::new };
+        let means = options.segments()?.map(|_| memory(layout.bytes())).transpose()?;
+        let means = means.map(|arena| Means::new(arena, options.mixing));
         let sums = (slots, stages.then(|| Stages::new(layout.bytes() as usize)), means);
-        let copy = Arena::new(layout.bytes())?;
+        let copy = memory(layout.bytes())?;
         let started = Instant::now();
         let hub_options = HubOptions {
             job: options.job,
