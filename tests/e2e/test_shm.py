@@ -123,12 +123,13 @@ def test_a_run_chooses_its_transport_and_says_why(
 
 
 def test_a_graph_says_why_too(result: Run, tmp_path: Path) -> None:
-    done = result("run", "--model", "payload:64KiB", "--graph", "ring", "--clients", "2", "--rounds", "1")
+    done = result("run", "--model", "payload:64KiB", "--graph", "full", "--clients", "3", "--rounds", "2")
     record = Record(tmp_path / done["record"])
     assert (record.plan.scheme, record.manifest["transport_reason"]) == (
-        "tcp",
-        "each node of a graph listens for others",
+        "shm",
+        "all parties are on this machine and no network is emulated",
     )
+    assert done["bytes_sent"] > 0
 
 
 def test_a_client_that_is_killed_is_left_out_and_leaves_nothing(start: Start, tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def test_within_the_machine_it_is_shared_memory() -> None:
     chosen, reason = with_transport(plan())
     assert (chosen.scheme, reason is None) == ("shm" if available else "tcp", False)
     assert with_transport(plan(network="none"))[0].scheme == chosen.scheme
+    assert with_transport(plan(job__graph="ring"))[0].scheme == chosen.scheme
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"network": "wan"}, "a network is emulated"),
-        ({"job__graph": "ring"}, "graph"),
         ({"layers__throttle": "10mbit"}, "throttled"),
         ({"layers__fault__loss": 0.1}, "faults"),
         ({"transport__congestion": "reno"}, "transport.congestion"),

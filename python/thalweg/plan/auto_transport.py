@@ -38,7 +38,6 @@ def _why_network(plan: Plan) -> str | None:
             entry is None or not entry.available
         ),
         "a network is emulated": plan.network is not None and plan.network.emulator != "none",
-        "each node of a graph listens for others": plan.job.graph is not None,
         "links are throttled": plan.layers.throttle is not None,
         "links are given faults": plan.layers.fault is not None,
         "transport.congestion asks for TCP's": plan.transport.congestion is not None,
