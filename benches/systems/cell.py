@@ -21,10 +21,13 @@ from benches.systems.groups import Group
 from benches.systems.paths import PATHS, Network, bound, network
 from benches.systems.registry import ALLREDUCE, STAR, System
 from thalweg.lab.inside import command
+from thalweg.machine import memory_bytes
 
 CONTRACT: Final = Path(__file__).parent / "contract"
 #: Seconds between two checks of the parties: their memory, and the lines that they have written.
 CHECK_SECONDS: Final = 0.05
+#: A run ends when the machine has less memory left than this: the parties do not fit, and the kernel would end one.
+LEAST_MEMORY: Final = 1 << 30
 #: A result may differ from the correct mean by this much, because systems add in different orders.
 TOLERANCE: Final = 1e-3
 
@@ -141,8 +144,11 @@ class Parties:
         return text[-600:]
 
     def sample(self) -> None:
-        for group in self.groups:
-            group.sample()
+        """Sample the parties' memory. Raises RuntimeError if hardly any memory is left."""
+        used = sum(group.sample() for group in self.groups)
+        left = memory_bytes().get("available")
+        if left is not None and left < LEAST_MEMORY:
+            raise RuntimeError(f"this machine has too little memory: the parties had {used / 2**30:.1f} GiB")
 
     def ended_badly(self) -> str | None:
         """Return which party has failed, and how; None if none has."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benches.systems import driver, events
+from benches.systems import cell, driver, events
 from benches.systems.cell import Cell, PartyLine, measured, right_value, seconds_of
 from benches.systems.dataset import append, line_of, read, rows
 from benches.systems.events import with_event
@@ -46,6 +46,14 @@ def test_the_words_of_a_party_that_dies_are_kept() -> None:
     outcome = measured(CELL, replace(RIGHT, script=str(FAKES / "dies")), 1, 60.0)
     assert outcome.failure is not None
     assert "ended with 1: this client has a fault" in outcome.failure
+
+
+@needs_root
+def test_a_run_that_does_not_fit_into_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "memory_bytes", lambda: {"available": cell.LEAST_MEMORY - 1})
+    failure = measured(CELL, RIGHT, 1, 60.0).failure
+    assert failure is not None
+    assert failure.startswith("this machine has too little memory: the parties had ")
 
 
 @needs_root
