@@ -94,6 +94,7 @@ SYSTEMS: Final = {
         _rounds("unifl"),
         _rounds("shm", paths=("loopback",)),
         _other("thalweg graph", "thalweg_graph", ALLREDUCE, NO_SERVER),
+        _other("thalweg graph, shm", "thalweg_graph", ALLREDUCE, NO_SERVER, transport="shm", paths=("loopback",)),
         _other("thalweg tasks", "thalweg_tasks", TREE, NOT_TASKS),
         _other("thalweg tasks, relayed", "thalweg_relay", TREE, NOT_TASKS, tuned="thalweg tasks"),
         _other("thalweg tasks, shm", "thalweg_tasks", TREE, NOT_TASKS, transport="shm", paths=("loopback",)),
