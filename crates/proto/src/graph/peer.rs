@@ -30,10 +30,10 @@ pub enum Place {
         /// The neighbour's index.
         peer: usize,
     },
-    /// To the means of this iteration.
+    /// To the means of the current iteration.
     Mean {
-        /// The iteration's number.
-        round: u32,
+        /// None of its bytes has arrived before, so the chunk may be received into its final place.
+        fresh: bool,
     },
 }
 

@@ -518,10 +518,13 @@ impl Node {
 
     /// Decides where the driver puts a chunk of a mean.
     pub(super) fn place_mean(&mut self, now: Time, index: usize, chunk: &ChunkHeader) -> Place {
-        let Some(round) = self.wanted_mean(now, index, chunk) else { return Place::Nothing };
+        if self.wanted_mean(now, index, chunk).is_none() {
+            return Place::Nothing;
+        }
         let Some(mean) = &mut self.peers[index].mean else { return Place::Nothing };
         match mean.fit(now, chunk.range()) {
-            Fit::New | Fit::Part => Place::Mean { round },
+            Fit::New => Place::Mean { fresh: true },
+            Fit::Part => Place::Mean { fresh: false },
             Fit::Nothing => Place::Nothing,
         }
     }

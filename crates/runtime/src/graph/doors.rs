@@ -267,8 +267,8 @@ impl HubPolicy for Listening {
         self.0.look(|node| links.iter().all(|&link| node.is_known_to(Neighbour::Link(link))))
     }
 
-    fn sink(hub: &Arc<NodeHub>, link: LinkId, _ordered: bool) -> Box<dyn Sink> {
-        Box::new(NodeSink::new(hub.policy.0.clone(), Neighbour::Link(link)))
+    fn sink(hub: &Arc<NodeHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {
+        Box::new(NodeSink::new(hub.policy.0.clone(), Neighbour::Link(link), ordered))
     }
 }
 
@@ -322,8 +322,8 @@ impl DialerPolicy for Dialling {
         machine.knows_this_node()
     }
 
-    fn sink(dialer: &Arc<NodeDialer>, _ordered: bool) -> Box<dyn Sink> {
+    fn sink(dialer: &Arc<NodeDialer>, ordered: bool) -> Box<dyn Sink> {
         let Dialling { shared, index, .. } = &dialer.policy;
-        Box::new(NodeSink::new(shared.clone(), Neighbour::Dialled(*index)))
+        Box::new(NodeSink::new(shared.clone(), Neighbour::Dialled(*index), ordered))
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Mutex;
 
-use thalweg_arena::Arena;
-use thalweg_fold::{check_finite, Accumulator, Replacement};
-use thalweg_wire::{Layout, Range, Ranges};
+use thalweg_arena::{Arena, Claim};
+use thalweg_fold::{Accumulator, Replacement};
+use thalweg_wire::{Range, Ranges};
 
 use super::options::MixingRule;
 use crate::lock;
@@ -56,11 +56,9 @@ impl Means {
         sums.finish_range(range.start, &mut place, repair).map_err(text)
     }
 
-    /// Stores bytes of a neighbour's mean. Returns whether all their values are finite.
-    pub fn keep(&self, layout: &Layout, range: Range, bytes: &[u8]) -> bool {
-        let Ok(mut place) = self.arena.claim(range) else { return false };
-        place.copy_from_slice(bytes);
-        check_finite(layout, range.start, bytes).is_ok()
+    /// The memory of a neighbour's mean. `None` if a part of it is in use.
+    pub fn claim(&self, range: Range) -> Option<Claim> {
+        self.arena.claim(range).ok()
     }
 
     /// Copies the means of these ranges into a model.

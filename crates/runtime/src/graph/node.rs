@@ -226,12 +226,12 @@ impl Node {
             }
         }
         {
-            let mut copy = self.writable_copy()?;
+            let mut copy = self.released(&self.shared.copy)?;
             copy.copy_from_slice(&self.arena.lend(self.arena.range())?);
         }
         if let Some(means) = &self.shared.means {
-            // No link holds a part of the last mean any more.
-            drop(means.arena().claim_within(means.arena().range(), LOAN_TIMEOUT)?);
+            // No link sends or receives a part of the last mean any more.
+            drop(self.released(means.arena())?);
         }
         let now = self.shared.now();
         let number = self.shared.tell(|node| {
@@ -247,15 +247,14 @@ impl Node {
         number.map_err(|what: String| out_of_order(what))
     }
 
-    /// Returns the send buffer, writable. Closes links that do not release the last model in time.
-    fn writable_copy(&self) -> Result<thalweg_arena::Claim, Error> {
-        let copy = &self.shared.copy;
-        if let Ok(claim) = copy.claim_within(copy.range(), LOAN_TIMEOUT) {
+    /// Claims a buffer that links send from or receive into. Closes links that do not release it in time.
+    fn released(&self, buffer: &Arena) -> Result<thalweg_arena::Claim, Error> {
+        if let Ok(claim) = buffer.claim_within(buffer.range(), LOAN_TIMEOUT) {
             return Ok(claim);
         }
         self.hub.close_senders();
         lock(&self.dialers).values().for_each(|dialer| dialer.close_link());
-        Ok(copy.claim_within(copy.range(), LOAN_TIMEOUT * 2)?)
+        Ok(buffer.claim_within(buffer.range(), LOAN_TIMEOUT * 2)?)
     }
 
     /// Waits as the options say, mixes the models that arrived into the arena, and returns the report as
