@@ -16,6 +16,7 @@ from typing import Final
 
 from thalweg.bench.driver import Execute
 from thalweg.bench.process import Failure, execute
+from thalweg.bench.systems import System
 
 SUFFIX: Final = ".load.json"
 STAT: Final = Path("/proc/stat")
@@ -29,9 +30,9 @@ COLUMNS: Final = 8
 def measured(inner: Execute = execute) -> Execute:
     """Return a runner of plans: it calls ``inner`` and writes other programs' load to ``NAME.load.json`` beside it."""
 
-    def run(plan: Path, log: Path, limit: float | None) -> Failure | None:
+    def run(plan: Path, log: Path, limit: float | None, system: System | None) -> Failure | None:
         began, busy, own = time.monotonic(), _busy(), _own()
-        failure = inner(plan, log, limit)
+        failure = inner(plan, log, limit, system)
         seconds, busy, own = time.monotonic() - began, _busy() - busy, _own() - own
         cores = {"others": max(0.0, busy - own) / seconds, "own": own / seconds, "cores": os.cpu_count()}
         log.with_name(log.stem + SUFFIX).write_text(json.dumps(cores))

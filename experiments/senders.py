@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from thalweg.bench.driver import Execute
 from thalweg.bench.process import Failure, execute
+from thalweg.bench.systems import System
 from thalweg.errors import LabError, ThalwegError
 from thalweg.lab import state
 from thalweg.lab.flood import End, Flow
@@ -53,11 +54,11 @@ Sample = Mapping[str, Any]
 def watched(rivals: int) -> Execute:
     """Return a function like ``process.execute`` that also samples the run's senders and starts ``rivals`` streams."""
 
-    def run(plan: Path, log: Path, limit: float | None) -> Failure | None:
+    def run(plan: Path, log: Path, limit: float | None, system: System | None) -> Failure | None:
         watch = Watch(rivals)
         watch.start()
         try:
-            failure = execute(plan, log, limit)
+            failure = execute(plan, log, limit, system)
         finally:
             samples = watch.stop()
         log.with_name(log.stem + SUFFIX).write_text(json.dumps(samples))

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from thalweg.algorithms import ALGORITHMS, FUNCTIONS
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
+from thalweg.bench.systems import System
 from thalweg.cli import app
 from thalweg.data import DATASETS
 from thalweg.errors import PlanError
@@ -142,6 +143,13 @@ def bench() -> str:
     )
     short = table(("short name", "key"), [(f"`{name}`", f"`{key}`") for name, key in SHORT.items()])
     return f"{keys}\n\n{short}"
+
+
+def bench_systems() -> str:
+    """Return the keys of a system in a bench plan."""
+    return table(
+        ("key", "type", "default", "meaning"), [_key(key, field) for key, field in System.model_fields.items()]
+    )
 
 
 def _section(place: str, model: type[BaseModel], listed: dict[type[BaseModel], str]) -> str:
@@ -429,6 +437,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "compression_shapes": compression_shapes,
     "transport_shapes": transport_shapes,
     "bench": bench,
+    "bench_systems": bench_systems,
     "commands": commands,
     "record": record,
     "profiles": shipped,

@@ -20,10 +20,10 @@ from benches.systems import environments
 from benches.systems.groups import Group
 from benches.systems.paths import PATHS, Network, bound, network
 from benches.systems.registry import ALLREDUCE, STAR, System
+from thalweg.bench.system_parties import CONTRACT
 from thalweg.lab.inside import command
 from thalweg.machine import memory_bytes
 
-CONTRACT: Final = Path(__file__).parent / "contract"
 #: Seconds between two checks of the parties: their memory, and the lines that they have written.
 CHECK_SECONDS: Final = 0.05
 #: A run ends when the machine has less memory left than this: the parties do not fit, and the kernel would end one.

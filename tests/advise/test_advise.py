@@ -18,6 +18,7 @@ from thalweg.advise.evidence import groups
 from thalweg.bench import Matrix
 from thalweg.bench.plan import BenchPlan
 from thalweg.bench.process import Failure
+from thalweg.bench.systems import System
 from thalweg.cli import app
 from thalweg.errors import ModelError, PlanError, RecordError
 from thalweg.plan import Plan
@@ -134,7 +135,7 @@ def test_failed_cells_are_reported_with_their_reason(tmp_path: Path) -> None:
     base = {"model": MB, "job": {"clients": 2, "rounds": 2}}
     made = bench(tmp_path, repetitions=3, base=base, matrix={"transport": ["tcp", "udp", "ltp"]})
 
-    def execute(path: Path, log: Path, limit: float | None) -> Failure | None:
+    def execute(path: Path, log: Path, limit: float | None, system: System | None) -> Failure | None:
         plan = Plan.load(path)
         if plan.scheme == "ltp":
             return Failure("no port", "Choose one")

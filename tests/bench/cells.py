@@ -10,6 +10,7 @@ from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import Failure
+from thalweg.bench.systems import System
 from thalweg.plan import Plan
 
 AXES = {"transport": ["tcp", "memory"]}
@@ -40,7 +41,7 @@ class Fake:
         self.stop = stop
         self.ran: list[tuple[str, int]] = []
 
-    def __call__(self, path: Path, log: Path, limit: float | None) -> Failure | None:
+    def __call__(self, path: Path, log: Path, limit: float | None, system: System | None) -> Failure | None:
         plan = Plan.load(path)
         log.write_text("said\n")
         make(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.bench.cells import Fake, Quiet, bench
-from thalweg.bench.answers import answers, is_way, sender, way
+from thalweg.bench.answers import answers, sender, way
+from thalweg.bench.axes import is_way
 from thalweg.bench.results import figures
 from thalweg.bench.show import MOST_ANSWERS, answer_lines
 from thalweg.bench.values import CellNumbers
@@ -50,7 +51,9 @@ def test_a_configured_congestion_control_is_not_repeated_in_the_name() -> None:
 
 
 def test_other_axes_say_where() -> None:
-    assert [axis for axis in ("transport", "case", "congestion", "transport.streams") if not is_way(axis)] == []
+    assert [
+        axis for axis in ("transport", "case", "system", "congestion", "transport.streams") if not is_way(axis)
+    ] == []
     assert [axis for axis in ("network", "model", "job.clients", "compute") if is_way(axis)] == []
     rows = [replace(row(at, [1.0, 1.1]), settings={"job.clients": str(at)}) for at in (1, 2)]
     assert answers(rows, "measured") == [], "more clients are no other way to do the same"

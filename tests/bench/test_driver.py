@@ -12,6 +12,7 @@ import pytest
 from tests.bench.cells import Fake, Quiet, again, bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import Failure
+from thalweg.bench.systems import System
 from thalweg.cli.bench import exit_code, is_ci
 from thalweg.errors import RecordError
 from thalweg.ui import strict_json
@@ -81,7 +82,7 @@ def test_a_run_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_result_without_a_record_is_a_failure(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    results = made.run(Quiet(), execute=lambda plan, log, limit: None)
+    results = made.run(Quiet(), execute=lambda *_: None)
     assert {row.reasons[0] for row in results.cells} == {"it left no record. See its log"}
 
 
@@ -98,7 +99,7 @@ def test_more_repetitions_of_a_bench_that_is_done(tmp_path: Path) -> None:
 def test_the_limit_is_the_plans(tmp_path: Path) -> None:
     limits: list[float | None] = []
 
-    def execute(plan: Path, log: Path, limit: float | None) -> Failure:
+    def execute(plan: Path, log: Path, limit: float | None, system: System | None) -> Failure:
         limits.append(limit)
         return Failure("no", "no")
 
@@ -139,7 +140,7 @@ def test_a_preview_runs_nothing_and_learns_from_what_was_run(tmp_path: Path) -> 
 
 def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    made.run(Quiet(), execute=lambda plan, log, limit: Failure("no port", "Choose one"))
+    made.run(Quiet(), execute=lambda *_: Failure("no port", "Choose one"))
     page = made.page()
     assert page is not None
     assert "no port. Choose one" in page.read_text()

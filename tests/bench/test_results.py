@@ -77,7 +77,7 @@ def test_the_tables_show_every_cell(tmp_path: Path) -> None:
     done = results.run(Quiet(), execute=Fake(fail=(("memory", 0), ("memory", 1))))
     console = terminal.console()
     with console.capture() as caught:
-        for table in tables(done.cells, list(done.axes)):
+        for table in tables(done.cells, list(done.axes), done.accounting):
             console.print(table)
     text = caught.get()
     assert "300 ms (200 to 400)" in text

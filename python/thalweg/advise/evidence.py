@@ -160,6 +160,8 @@ def _of_bench(folder: Folder) -> Iterator[Found]:
 def _why_not(run: Run) -> str | None:
     if run.plan.job.graph is not None:
         return "it has no server, and exchanges of its nodes are no rounds"
+    if run.system is not None:
+        return f"{run.system} did its rounds, and not thalweg"
     if network(run) == "real network":
         return "it ran over a real network, of which the record says too little"
     return f"it is {run.status}" if run.status not in ("complete", "failed") else None

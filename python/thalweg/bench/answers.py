@@ -1,6 +1,7 @@
 """The answers of a bench: which way to move updates is fastest, for each combination of the other settings.
 
-A way is a transport with its options, or a case. The other settings, such as the network, are a ``condition``.
+A way is a transport with its options, a case, or another system. The other settings, such as the network, are a
+``condition``.
 """
 
 from __future__ import annotations
@@ -8,28 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from thalweg.bench.axes import CASE, SHORT
+from thalweg.bench.axes import NOT_ITS, is_way
 from thalweg.bench.values import Answer, CellNumbers
 from thalweg.report.senders import bbr_by_default
 from thalweg.ui.verdict import Verdict, verdict
 
-# An axis of this section is part of the way, so its values are compared. Any other axis is part of the condition.
-SECTION: Final = "transport."
 # For each way of accounting, the times that are compared.
 BY_RUN: Final[Mapping[str, Callable[[CellNumbers], Sequence[float | None]]]] = {
     "measured": lambda row: row.communication_seconds_by_run,
     "fedcomm": lambda row: row.fedcomm_communication_seconds_by_run,
+    "round": lambda row: row.round_seconds_by_run,
 }
-
-
-def is_way(axis: str) -> bool:
-    """Return whether the values of an axis are compared with each other."""
-    return axis == CASE or SHORT.get(axis, axis).startswith(SECTION)
 
 
 def way(row: CellNumbers) -> str:
     """Return a cell's name in a comparison: its way, and the congestion control if the settings do not name it."""
-    words = [value for axis, value in row.settings.items() if is_way(axis)]
+    words = [value for axis, value in row.settings.items() if is_way(axis) and value != NOT_ITS]
     return " ".join([*words, *_sender(row)])
 
 

@@ -21,6 +21,7 @@ IS: Final = "is"
 # Short names of axes, each with the plan's key that it sets. They are applied in this order.
 SHORT: Final[Mapping[str, str]] = {
     "case": "several sections",
+    "system": "a program in place of thalweg",
     "transport": "transport.url",
     "app": "app.object",
     "model": "model.name",
@@ -34,6 +35,12 @@ SHORT: Final[Mapping[str, str]] = {
 }
 # An axis whose values set keys in several sections of a plan at once.
 CASE: Final = "case"
+# An axis whose values are thalweg itself, or other systems (``thalweg.bench.systems``).
+SYSTEM: Final = "system"
+# An axis of this section is part of the way, so its values are compared. Any other axis is part of the condition.
+SECTION: Final = "transport."
+# What stands in place of a setting of thalweg's transport in a cell of another system.
+NOT_ITS: Final = "-"
 # The key that the bench itself sets.
 OWN: Final = "record.folder"
 
@@ -86,7 +93,13 @@ def _check_name(name: str, source: str) -> None:
 
 
 def apply(table: PlanTable, axis: str, value: Any) -> None:
-    """Set an axis to a value in a plan's table. Raises PlanError for an invalid value."""
+    """Set an axis to a value in a plan's table. Raises PlanError for an invalid value.
+
+    A system is no key of a plan: the table has it as it stands, for ``thalweg.bench.matrix`` to take out.
+    """
+    if axis == SYSTEM:
+        table[SYSTEM] = value
+        return
     if isinstance(value, Mapping):
         plain = {key: one for key, one in value.items() if key != NAME}
         value = plain[IS] if set(plain) == {IS} else plain
@@ -95,6 +108,11 @@ def apply(table: PlanTable, axis: str, value: Any) -> None:
         _put(table, SHORT.get(axis, axis), value)
     else:
         special(table, value)
+
+
+def is_way(axis: str) -> bool:
+    """Return whether the values of an axis are compared with each other."""
+    return axis in (CASE, SYSTEM) or SHORT.get(axis, axis).startswith(SECTION)
 
 
 def named(value: Any) -> str:

@@ -19,14 +19,15 @@ from thalweg.bench.matrix import Cell, Matrix
 from thalweg.bench.measure import measure
 from thalweg.bench.process import Failure, execute
 from thalweg.bench.show import Progress, duration, run_line
+from thalweg.bench.systems import System
 from thalweg.bench.values import CellPreview, Outcome, Preview, Results, RunNumbers, SkippedCell
 from thalweg.errors import PlanError, RecordError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.report.cells import NO_REASON, Lost
 from thalweg.ui import strict_json
 
-# Runs a plan with a log file and a limit in seconds, and returns the same as ``process.execute``.
-Execute: TypeAlias = Callable[[Path, Path, float | None], Failure | None]
+# Runs a plan by a system, with a log file and a limit in seconds, and returns the same as ``process.execute``.
+Execute: TypeAlias = Callable[[Path, Path, float | None, System | None], Failure | None]
 
 
 def name_of(cell: Cell, repetition: int) -> str:
@@ -96,7 +97,7 @@ class Bench:
         text = cell.in_repetition(repetition, str(records)).to_toml()
         plan = self.folder.write(f"cells/{name}.toml", text)
         started, began = datetime.now(timezone.utc), time.monotonic()
-        failure = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit)
+        failure = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit, cell.system)
         seconds = time.monotonic() - began
         record = self.folder.settle(name)
         judged = _judge(failure, record)
@@ -129,9 +130,9 @@ class Bench:
             failed=sum(outcome.status == "failed" for outcome in outcomes.values()),
             repetitions=plan.repetitions,
             seed=plan.seed,
-            accounting=plan.accounting,
+            accounting=self.matrix.accounting,
             axes={axis: list(values) for axis, values in self.matrix.axes.items()},
-            answers=answers(rows, plan.accounting),
+            answers=answers(rows, self.matrix.accounting),
             cells=rows,
             runs=[outcome for _, outcome in sorted(outcomes.items())],
             thalweg=machine.build(),
@@ -160,10 +161,13 @@ class Bench:
 
     def _lost(self, outcomes: Mapping[str, Outcome]) -> Iterator[Lost]:
         """Yield the runs that failed before they had a record."""
+        by_number = {cell.number: cell.system for cell in self.matrix.cells}
         for name, outcome in outcomes.items():
             if outcome.status == "failed" and not outcome.record:
                 path = self.folder.cells / f"{name}.toml"
-                yield Lost(Plan.load(path), path, outcome.reason or NO_REASON)
+                system = by_number.get(outcome.cell)
+                named = None if system is None else system.name
+                yield Lost(Plan.load(path), path, outcome.reason or NO_REASON, system=named)
 
     def preview(self) -> Preview:
         """Return the runs that would be run, and how long they may take."""

@@ -10,8 +10,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Final
 
-from thalweg.bench import axes
-from thalweg.bench.plan import BenchPlan
+from thalweg.bench import axes, systems
+from thalweg.bench.plan import Accounting, BenchPlan
+from thalweg.bench.systems import System
 from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
 from thalweg.plan import Plan, check_transport
 from thalweg.transports import registry
@@ -23,11 +24,12 @@ LARGEST_SEED: Final = 2**63
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix. ``settings`` has the value of each axis, in words."""
+    """One cell of the matrix. ``settings`` has the value of each axis, in words. ``system`` is None for thalweg."""
 
     number: int
     settings: Mapping[str, str]
     plan: Plan
+    system: System | None = None
 
     @property
     def label(self) -> str:
@@ -75,11 +77,19 @@ class Matrix:
             settings = dict(zip(chosen, values, strict=True))
             words = {axis: axes.named(value) for axis, value in settings.items()}
             try:
-                cells.append(Cell(number, words, _plan(plan.base, settings)))
+                made, system = _plan(plan.base, settings)
+                words = words if system is None else _of_system(words)
+                same = _same(cells, made, system)
+                if system is not None and same is not None:
+                    reason = f"{system.name} does not use these settings: cell {same} measures the same"
+                    skipped.append(Skipped(number, words, reason))
+                else:
+                    cells.append(Cell(number, words, made, system))
             except (PlanError, ModelError, DataError) as error:
                 if plan.impossible == "refuse":
                     raise _refusal(number, words, error, source) from error
                 skipped.append(Skipped(number, words, str(error)))
+        _check_systems(plan, cells, source)
         if not cells:
             raise PlanError(
                 f"{source}: none of its {count} cells can be; cell 1: {skipped[0].reason}",
@@ -88,6 +98,13 @@ class Matrix:
         return cls(
             plan, {axis: [axes.named(value) for value in values] for axis, values in chosen.items()}, cells, skipped
         )
+
+    @property
+    def accounting(self) -> Accounting:
+        """Which time is compared: the plan's choice, or else the one that all systems of the matrix have."""
+        if self.plan.accounting is not None:
+            return self.plan.accounting
+        return "round" if any(cell.system is not None for cell in self.cells) else "measured"
 
     def runs(self) -> list[tuple[int, Cell]]:
         """Return repetition and cell of each run. A repetition runs all cells in an order drawn from the seed.
@@ -115,10 +132,39 @@ def _check_base(plan: BenchPlan, source: str) -> None:
         )
 
 
-def _plan(base: Table, settings: Table) -> Plan:
+def _of_system(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of another system's cell in words, without those of thalweg's transport."""
+    own = (axes.SYSTEM, axes.CASE)
+    return {axis: axes.NOT_ITS if axes.is_way(axis) and axis not in own else word for axis, word in words.items()}
+
+
+def _same(cells: Sequence[Cell], plan: Plan, system: System | None) -> int | None:
+    """Return the number of a cell with the same plan and system, or None."""
+    return next((cell.number for cell in cells if cell.system == system and cell.plan == plan), None)
+
+
+def _check_systems(plan: BenchPlan, cells: Sequence[Cell], source: str) -> None:
+    others = [cell.system.name for cell in cells if cell.system is not None]
+    if others and plan.accounting in ("measured", "fedcomm"):
+        raise PlanError(
+            f"{source}: accounting is {plan.accounting!r}, and of {others[0]} only whole rounds are known",
+            "Remove it, or take accounting = 'round'",
+        )
+    if others and plan.limit is None:
+        raise PlanError(
+            f"{source}: nothing ends a run of {others[0]} in which a party waits for ever",
+            "Say how long a run may take: limit = 600.0",
+        )
+
+
+def _plan(base: Table, settings: Table) -> tuple[Plan, System | None]:
     table = deepcopy(dict(base))
     for axis, value in settings.items():
         axes.apply(table, axis, deepcopy(value))
+    system = systems.of(table.pop(axes.SYSTEM, systems.OURS))
+    if system is not None:
+        systems.check(Plan.of(table, "its plan", complete=False), system)
+        table = systems.fitted(table)
     made = Plan.of(table, "its plan")
     check_transport(made, registry.transports())
     if made.app is not None:
@@ -126,7 +172,7 @@ def _plan(base: Table, settings: Table) -> Plan:
 
         if flower.is_app(made):
             flower.check(made)
-    return made
+    return made, system
 
 
 def _refusal(number: int, settings: Mapping[str, str], error: ThalwegError, source: str) -> PlanError:

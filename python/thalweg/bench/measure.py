@@ -67,7 +67,7 @@ def _wire(run: Run, each: Sequence[RoundNumbers]) -> tuple[int | None, str | Non
     crossed = [row.bytes_in for row in run.links if row.source in names or row.target in names]
     if crossed:
         return total(crossed), "ip"
-    count = total(count for row in each for count in (row.bytes_down, row.bytes_up))
+    count = total(count for row in each for count in (row.bytes_down, row.bytes_up))  # another system counts nothing
     return count, None if count is None else "transport"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -13,16 +13,18 @@ from thalweg.sections import Seconds, Section, Text, explain, toml
 from thalweg.sections.marks import Words
 from thalweg.wire import Table
 
+Accounting: TypeAlias = Literal["measured", "fedcomm", "round"]
+
 
 class BenchPlan(Section):
     """A matrix of jobs."""
 
     repetitions: int = Field(3, ge=1, le=1000, description="times that each cell is run")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the order in which cells are run")
-    accounting: Literal["measured", "fedcomm"] = Field(
-        "measured",
-        description="which communication time figures compare: measured while updates are under way, or fedcomm, as "
-        "FedComm's code counts it; the table has both",
+    accounting: Accounting | None = Field(
+        None,
+        description="which time figures compare: measured while updates are under way, fedcomm, as FedComm's code "
+        "counts communication, or round, the whole round; the default is round beside other systems, else measured",
     )
     impossible: Literal["refuse", "skip"] = Field(
         "refuse", description="what to do if a cell cannot be: refuse the whole plan, or skip the cell and say why"

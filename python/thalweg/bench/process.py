@@ -8,9 +8,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from thalweg import wire
+from thalweg.bench.systems import System
 from thalweg.machine.grace import within
 from thalweg.ui.units import format_seconds
 
@@ -24,10 +25,14 @@ COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker reads from standard input: the path of its plan, and the process that must not end before it."""
+    """What a worker reads from standard input: the path of its plan, and the process that must not end before it.
+
+    ``system`` is the table of another system (``thalweg.bench.systems``), None for thalweg.
+    """
 
     plan: str
     parent: int
+    system: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,17 @@ class _Printed:
     error: Failure | None = None
 
 
-def execute(plan: Path, log: Path, limit: float | None) -> Failure | None:
-    """Run a plan and return why it failed, or None if it came to its end. The worker's stderr goes to ``log``.
+def execute(plan: Path, log: Path, limit: float | None, system: System | None = None) -> Failure | None:
+    """Run a plan, by thalweg or another system. Return why it failed, or None if it came to its end.
 
-    After ``limit`` seconds the worker is ended. Raises KeyboardInterrupt, after the worker has ended.
+    The worker's stderr goes to ``log``. After ``limit`` seconds the worker is ended. Raises KeyboardInterrupt, after
+    the worker has ended.
     """
     with log.open("wb") as stream:
         process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, start_new_session=True
         )
-    order = wire.encode(Order(str(plan), os.getpid())).encode()
+    order = wire.encode(Order(str(plan), os.getpid(), None if system is None else system.model_dump())).encode()
     try:
         printed, _ = process.communicate(order, timeout=limit)
     except subprocess.TimeoutExpired:

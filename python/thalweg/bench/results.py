@@ -57,6 +57,7 @@ def figures(
         rounds=len(rounds),
         incomplete_rounds=sum(not row.complete for row in rounds),
         round_seconds=spread(row.seconds for row in rounds),
+        round_seconds_by_run=[_median(row.seconds for row in run.rounds) for run in runs],
         bound_seconds=_median(row.bound_seconds for row in rounds),
         # Rounds of one run are not independent of each other, so comparisons of cells use one median for each run.
         communication_seconds=spread(row.communication_seconds for row in rounds),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from thalweg.bench.answers import sender
 from thalweg.bench.matrix import label
 from thalweg.bench.values import Answer, ByKind, CellNumbers, Outcome
+from thalweg.report.numbers import divided
 from thalweg.report.values import Spread
 from thalweg.ui import terminal
 from thalweg.ui.units import format_bytes, format_seconds
@@ -21,6 +22,11 @@ CAPTION: Final = (
     "having been sent to the mean, less the clients' mean computation, as FedComm's code counts; share: of measured "
     "that is the bound"
 )
+ROUND_CAPTION: Final = (
+    "median over rounds (least to most); round: from when the server has the model until it has the mean; share: of it "
+    "that is the bound; measured: of thalweg, while at least one update was under way"
+)
+SYSTEMS_CAPTION: Final = "; CPU: of thalweg with the start of its processes, of other systems in the rounds alone"
 NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
 # The kinds of parties that always have columns. Other kinds have columns only if the bench has such parties.
@@ -100,14 +106,36 @@ def run_line(done: int, total: int, what: str, outcome: Outcome, left: str) -> s
     if outcome.status != "complete":
         return f"{head}failed after {duration(outcome.seconds)}: {outcome.reason}; {left}"
     times = [row.communication_seconds for row in outcome.numbers.rounds] if outcome.numbers is not None else []
-    known = sorted(value for value in times if value is not None)
-    shown = f"communication {format_seconds(known[len(known) // 2])} a round, " if known else ""
+    rounds = [row.seconds for row in outcome.numbers.rounds] if outcome.numbers is not None else []
+    shown = _each("communication ", times) or _each("", rounds)
     return f"{head}{shown}{duration(outcome.seconds)} in all; {left}"
 
 
-def tables(rows: Sequence[CellNumbers], axes: Sequence[str]) -> list[Table]:
+def _each(what: str, seconds: Sequence[float | None]) -> str:
+    known = sorted(value for value in seconds if value is not None)
+    return f"{what}{format_seconds(known[len(known) // 2])} a round, " if known else ""
+
+
+def tables(rows: Sequence[CellNumbers], axes: Sequence[str], accounting: str) -> list[Table]:
     """Return the two tables of a bench's cells: times, and costs (CPU, memory, bytes)."""
-    return [_time_table(rows, axes), _cost_table(rows, axes)]
+    times = _round_table if accounting == "round" else _time_table
+    return [times(rows, axes), _cost_table(rows, axes, SYSTEMS_CAPTION if accounting == "round" else "")]
+
+
+def _round_table(rows: Iterable[CellNumbers], axes: Sequence[str]) -> Table:
+    """Return the times of cells of which whole rounds are compared."""
+    made = _started(axes, ("runs", "round", "bound", "share", NAMES["measured"]), ROUND_CAPTION)
+    for row in rows:
+        round_median = middle(row.round_seconds)
+        cells = [
+            runs(row.repetitions, row.failed, row.incomplete_rounds) if row.repetitions else row.status,
+            times(row.round_seconds),
+            _part(row.bound_seconds, format_seconds),
+            _part(divided(row.bound_seconds, round_median), lambda value: f"{100 * value:.0f} %"),
+            _part(middle(row.communication_seconds), format_seconds),
+        ]
+        made.add_row(str(row.cell), _label(row), *cells)
+    return made
 
 
 def _time_table(rows: Iterable[CellNumbers], axes: Sequence[str]) -> Table:
@@ -135,7 +163,7 @@ def runs(ended: int, failed: int, incomplete_rounds: int) -> str:
     return ", ".join([str(ended), *(f"{count} {word}" for count, word in counts if count)])
 
 
-def _cost_table(rows: Sequence[CellNumbers], axes: Sequence[str]) -> Table:
+def _cost_table(rows: Sequence[CellNumbers], axes: Sequence[str], more: str = "") -> Table:
     kinds = ("server", "clients", "others") if any(row.cpu_seconds.others is not None for row in rows) else KINDS
     head = ["resent", "wire/update", *(f"CPU {kind}" for kind in kinds), *(f"mem {kind}" for kind in kinds)]
     caption = (
@@ -143,7 +171,7 @@ def _cost_table(rows: Sequence[CellNumbers], axes: Sequence[str]) -> Table:
         "all are counted; wire/update: bytes of IP on the clients' links where they are emulated at packet level, else "
         "as the transport counts; mem: the most that one such party had resident"
     )
-    made = _started(axes, head, caption)
+    made = _started(axes, head, caption + more)
     for row in rows:
         cells = [
             _part(row.retransmissions, lambda value: f"{value:.0f}"),

@@ -80,7 +80,7 @@ class Outcome:
 class CellNumbers:
     """A cell: times over the rounds of all its runs, the rest over its runs.
 
-    ``repetitions`` is the number of completed runs. ``communication_seconds_by_run`` has the median of each run.
+    ``repetitions`` is the number of completed runs. Lists by run have the median of each run.
     """
 
     cell: int
@@ -92,6 +92,7 @@ class CellNumbers:
     rounds: int
     incomplete_rounds: int
     round_seconds: Spread | None
+    round_seconds_by_run: Sequence[float | None]
     bound_seconds: float | None
     communication_seconds: Spread | None
     communication_seconds_by_run: Sequence[float | None]

@@ -1,8 +1,9 @@
 """One run of a cell: ``python -m thalweg.bench.worker``, in a process of its own like ``thalweg run``.
 
 It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints the same as ``thalweg run --json``, or as
-``thalweg flower run --json`` for a Flower app. A plan with virtual time runs inside a guest kernel. The process never
-outlives its parent. After SIGTERM it closes its links, its lab and its record, and ends.
+``thalweg flower run --json`` for a Flower app. With ``system`` another system does the plan's work. A plan with virtual
+time runs inside a guest kernel. The process never outlives its parent. After SIGTERM it closes its links, its lab and
+its record, and ends.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def main() -> int:
     die_with(order.parent)
     remember_interrupts()
     from thalweg import _core
+    from thalweg.bench import system_run
+    from thalweg.bench.systems import System
     from thalweg.errors import ThalwegError
     from thalweg.flower import run as flower
     from thalweg.job.common.failure import end_elsewhere
@@ -42,6 +45,9 @@ def main() -> int:
                 if printed:
                     emit(wire.decode(dict[str, object], printed))
                 return code
+            if order.system is not None:
+                emit(system_run.run(plan, System.model_validate(order.system), lines))
+                return 0
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())
     except KeyboardInterrupt:

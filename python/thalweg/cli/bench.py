@@ -127,7 +127,7 @@ def _show(results: Results, page: Path | None) -> None:
     for line in answer_lines(results.answers):
         typer.echo(line)
     console = terminal.console()
-    for table in tables(results.cells, list(results.axes)):
+    for table in tables(results.cells, list(results.axes), results.accounting):
         console.print(table)
     for row in results.cells:
         for reason in row.reasons:

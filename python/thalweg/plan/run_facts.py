@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ class GraphFacts(TypedDict):
     gamma: float | None
 
 
+class SystemFacts(TypedDict):
+    """The other system that did the rounds of a bench's run."""
+
+    name: str
+    command: Sequence[str]
+    options: Mapping[str, object]
+
+
 class RunFacts(TypedDict, total=False):
     """The facts that are known when a run begins. ``resent`` stays null until the last round is over."""
 
@@ -41,3 +49,4 @@ class RunFacts(TypedDict, total=False):
     emulation: str
     network: object
     flower: str
+    system: SystemFacts

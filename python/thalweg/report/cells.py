@@ -30,6 +30,8 @@ class Lost:
     path: Path
     reason: str
     setting: str = ""
+    #: The other system that was to do it; None for thalweg.
+    system: str | None = None
 
     def numbers(self) -> Compared:
         """Return the numbers that a cell needs of the run."""
@@ -41,7 +43,8 @@ class Lost:
             model=plan.label,
             clients=plan.job.clients,
             shape="star" if plan.job.graph is None else "graph",
-            transport=transport_of(plan),
+            system=self.system,
+            transport=self.system or transport_of(plan),
             network=network_of(plan),
             repair=repair_of(plan),
             setting=self.setting,
@@ -50,16 +53,21 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cell:
-    """All runs with the same transport, network, model and number of clients."""
+    """All runs with the same transport, network, model and number of clients.
+
+    ``whole_rounds``: whether whole rounds are compared, because nothing else is known of other systems.
+    """
 
     transport: str
     condition: str
     runs: Sequence[Compared]
+    whole_rounds: bool = False
 
     @property
     def by_run(self) -> list[float]:
-        """For each run with known communication times: their median over its rounds, in seconds."""
-        each = ([row.communication_seconds for row in run.each_round] for run in self.done)
+        """For each run with known times: the median over its rounds of what is compared, in seconds."""
+        name = "seconds" if self.whole_rounds else "communication_seconds"
+        each: Iterable[list[float | None]] = ([getattr(row, name) for row in run.each_round] for run in self.done)
         known = ([value for value in values if value is not None] for values in each)
         return [median(values) for values in known if values]
 
@@ -112,7 +120,8 @@ def cells(runs: Sequence[Compared], lost: Sequence[Lost] = ()) -> list[Cell]:
         name = run.transport if at < len(runs) else with_system(run.transport, beside)
         by_cell[condition, name].append(run)
     order = list(dict.fromkeys(condition for condition, _ in by_cell))
-    made = [Cell(transport, condition, members) for (condition, transport), members in by_cell.items()]
+    whole_rounds = any(run.system is not None for run in every)
+    made = [Cell(transport, condition, members, whole_rounds) for (condition, transport), members in by_cell.items()]
     return sorted(made, key=lambda cell: (order.index(cell.condition), median(cell.by_run or [float("inf")])))
 
 

@@ -59,6 +59,7 @@ def numbers(run: Run, setting: str = "") -> RunNumbers:
         model=run.plan.label,
         clients=run.plan.job.clients,
         seed=run.plan.job.seed,
+        system=run.system,
         transport=transport(run),
         congestion_control=congestion(run),
         unasked_congestion_control=default_congestion(run),
@@ -174,7 +175,12 @@ def bound_of(run: Run) -> Bound | None:
 
 
 def transport(run: Run) -> str:
-    """Return the transport with its congestion control, such as ``tcp cubic``, even if the system chose that."""
+    """Return the transport with its congestion control, such as ``tcp cubic``, even if the system chose that.
+
+    For a run of another system, its name is in place of the transport.
+    """
+    if run.system is not None:
+        return " ".join(filter(None, (run.system, congestion(run))))
     return transport_of(run.plan, tls=run.manifest.is_true("tls"), congestion=congestion(run))
 
 

@@ -80,7 +80,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
         [f"{len(answers) - MOST_VERDICTS} more networks are in the table"] if len(answers) > MOST_VERDICTS else []
     )
     made.notes(warnings(rows))
-    made.about(ANSWER)
+    made.about(ANSWER_OF_ROUNDS if any(cell.whole_rounds for cell in rows) else ANSWER)
     made.chart(charts.communication_time(numbers))
     made.parts.append(tables.cells([cell.numbers() for cell in rows]))
     made.notes(f"{cell.transport}, {cell.condition}: {why}" for cell in rows for why in _failures(cell))
@@ -169,7 +169,7 @@ def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
     """Add tables of facts about runs, and details of their clients, links and parties."""
     made.section("summary", "Summary", SUMMARY)
     made.parts += tables.facts(numbers)
-    moved = [run for run in runs if run.transfers]
+    moved = [run for run in runs if run.transfers and run.system is None]
     if moved:
         made.section("timeline", "Timeline", TIMELINE)
         made.each(moved, details.timeline_chart)
@@ -218,6 +218,10 @@ SHAPES: Final = {"star": "one run", "tree": "a tree", "graph": "a graph", "Flowe
 ANSWER: Final = (
     "Communication is the time of a round in which at least one update was under way. Bars: median over rounds; "
     "whiskers: least and most; short lines: the lower bound. In brackets: the 95 % interval over runs."
+)
+ANSWER_OF_ROUNDS: Final = (
+    "Whole rounds are compared: of other systems nothing else is known. The bars are of thalweg's communication, the "
+    "time of a round in which at least one update was under way. In brackets: the 95 % interval over runs."
 )
 GRAPH: Final = (
     "Red: nodes whose own training takes much longer than that of the median node. Times are medians over a node's "

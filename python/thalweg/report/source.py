@@ -100,6 +100,11 @@ class Run:
         return self.manifest.text("reason")
 
     @property
+    def system(self) -> str | None:
+        """The name of the other system that did the rounds; None for thalweg."""
+        return self.manifest.part("system").text("name")
+
+    @property
     def is_flower(self) -> bool:
         """Whether the run was of a Flower app. Then the app's strategy aggregates updates."""
         return self.plan.app is not None and self.plan.app.object.startswith(FLOWER)

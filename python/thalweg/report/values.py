@@ -156,6 +156,8 @@ class Compared:
     clients: int
     #: What kind of job it was: graph, Flower, tree or star.
     shape: str = "star"
+    #: The other system that did the rounds; None for thalweg.
+    system: str | None = None
     transport: str
     congestion_control: str | None = None
     unasked_congestion_control: str | None = None

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from thalweg import machine, wire
 from thalweg.errors import LabError, PlanError, ThalwegError
@@ -39,6 +39,13 @@ SERVER: Final = "server"
 SAMPLE_SECONDS: Final = 1.0
 TUN: Final = Path("/dev/net/tun")
 T = TypeVar("T")
+Counters = TypeVar("Counters", LinkStatus, HostCounters)
+# What links and hosts count up from the lab's start; their other numbers are the most, or percentiles.
+LINK_COUNTS: Final = (
+    "packets_in", "bytes_in", "packets_out", "bytes_out", "lost", "queue_drops", "down_drops", "overflow_drops",
+    "duplicated", "reordered",
+)  # fmt: skip
+HOST_COUNTS: Final = tuple(one.name for one in fields(HostCounters))
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Session:
     _cpu: float | None = field(default_factory=machine.cpu_seconds)
     _sampler: threading.Thread | None = None
     _done: threading.Event = field(default_factory=threading.Event)
+    _before: Status = field(default_factory=Status)
+    _read: Status | None = None
 
     @property
     def emulation(self) -> str:
@@ -172,6 +181,14 @@ class Session:
             self._sampler = threading.Thread(target=self._sample, args=(self.lab, record, shift), daemon=True)
             self._sampler.start()
 
+    def count_from_now(self) -> None:
+        """Leave what links and hosts have counted so far out of the tables."""
+        self._before = self._last_status()
+
+    def read_counters(self) -> None:
+        """Take the counters of links and hosts for the tables now, and not when the job is over."""
+        self._read = self._last_status()
+
     @property
     def has_failed(self) -> bool:
         """Whether the network has failed."""
@@ -198,7 +215,7 @@ class Session:
         ``session`` takes it down.
         """
         self.end_stress()
-        status = self._last_status()
+        status = since(self._before, self._read or self._last_status())
         self._done.set()
         if self._sampler is not None:
             self._sampler.join()
@@ -362,6 +379,25 @@ def _with_congestion(spec: Spec, plan: Plan) -> Spec:
     if chosen is None or not registry.can(plan.scheme).broker:
         return spec
     return spec.with_congestion(spec.broker_host, chosen)
+
+
+def since(before: Status, now: Status) -> Status:
+    """Return the counters of links and hosts since ``before``. What is no count is as it is now."""
+    links = {(link.link, link.direction): link for link in before.links}
+    return replace(
+        now,
+        links=[_less(link, links.get((link.link, link.direction)), LINK_COUNTS) for link in now.links],
+        hosts={name: _less(host, before.hosts.get(name), HOST_COUNTS) for name, host in now.hosts.items()},
+    )
+
+
+def _less(now: Counters, before: Counters | None, counts: Sequence[str]) -> Counters:
+    """Return counters without what they were before. A count that either lacks is unknown."""
+    if before is None:
+        return now
+    pairs = {name: (getattr(now, name), getattr(before, name)) for name in counts}
+    less: dict[str, Any] = {name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}
+    return replace(now, **less)
 
 
 def is_impossible(error: LabError) -> bool:
