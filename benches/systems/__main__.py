@@ -17,6 +17,8 @@ from benches.systems.dataset import FILE
 from benches.systems.driver import cells, run
 from benches.systems.paths import PATHS
 from benches.systems.registry import ALLREDUCE, STAR, SYSTEMS, TREE
+from thalweg.bench.systems import OURS
+from thalweg.sections import toml
 from thalweg.ui import units
 
 
@@ -34,12 +36,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, why in failed.items():
             print(f"{name}: {why}", file=sys.stderr)
         return 1 if failed else 0
+    if args.axis:
+        print(axis(args.axis))
+        return 0
     events: tuple[str | None, ...] = tuple(args.event) if args.event else (None,)
     sizes = [units.parse_size(text) for text in args.size]
     systems = args.system or list(SYSTEMS)
     chosen = cells(systems, works=args.work, clients=args.clients, sizes=sizes, paths=args.path, events=events)
     run(list(chosen), turns=args.turns, rounds=args.rounds, path=args.out, resume=args.resume)
     return 0
+
+
+def axis(names: Sequence[str]) -> str:
+    """Return systems as the axis ``system`` of a bench plan, with thalweg first. Their work is that of a star."""
+    values: list[object] = [OURS]
+    for name in names:
+        system = SYSTEMS[name]
+        if system.environment is None or STAR not in system.works:
+            raise SystemExit(f"{name} is not another system with a server and clients")
+        command = [str(environments.python(system.environment)), str(system.folder / "party.py")]
+        more = {"options": dict(system.options), "environ": dict(system.environ)}
+        values.append({"name": name, "command": command, **{key: value for key, value in more.items() if value}})
+    return toml.dumps({"system": values}).strip()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=FILE, help="the data set")
     parser.add_argument("--resume", action="store_true", help="leave out the turns of cells that the data set has")
     parser.add_argument("--install", nargs="*", metavar="NAME", help="make environments from their lock files")
+    parser.add_argument("--axis", nargs="+", choices=list(SYSTEMS), help="print them as an axis of a bench plan")
     parser.add_argument("--list", action="store_true", help="list the systems, and why some cannot run here")
     return parser
 
