@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benches.common import MIB
 from benches.systems.dataset import FILE, QUIET, Line, Row, read, rows
@@ -18,7 +18,7 @@ from benches.systems.paths import PATHS
 from benches.systems.registry import SYSTEMS, System
 from thalweg.sections import toml
 
-#: Why thalweg is not first in a cell, written by hand.
+#: Why thalweg is not first in a cell, and why a system's rows failed, written by hand.
 CAUSES: Final = Path(__file__).parent / "causes.toml"
 #: For each kind of work, thalweg's row with its default transport between machines, tcp.
 DEFAULTS: Final = ("thalweg tcp", "thalweg graph", "thalweg tasks")
@@ -66,10 +66,22 @@ def tables(path: Path = FILE) -> str:
         work, clients, size, name = group
         title = f"### {WORDS[work].format(clients=clients)}; {size // MIB} MiB; {name}: {PATHS[name].text}"
         parts.append(f"{title}\n\n{_table(HEAD, [_line(row) for row in _sorted(of)])}")
+        parts += _reasons(of)
         missing = _missing(work, {row.cell.system for row in of}, name)
         if missing:
             parts.append(missing)
     return "\n\n".join(parts)
+
+
+def _reasons(of: Sequence[Row]) -> list[str]:
+    """Return why rows failed, for those of which ``CAUSES`` says it."""
+    known = _causes().get("failed", {})
+    failed = (f"{row.cell.system} on {row.cell.path}" for row in of if not row.usable)
+    return [f"{name}: {known[name]}" for name in failed if name in known]
+
+
+def _causes() -> dict[str, Any]:
+    return toml.loads(CAUSES.read_text(), str(CAUSES)) if CAUSES.exists() else {}
 
 
 def _sorted(of: Sequence[Row]) -> list[Row]:
@@ -158,7 +170,7 @@ def verdict(path: Path = FILE) -> str:
     """Return the share of cells that thalweg wins, a table of all cells, and the causes of its losses."""
     found = verdicts(read(path))
     won = sum(one.wins for one in found)
-    causes = toml.loads(CAUSES.read_text(), str(CAUSES)) if CAUSES.exists() else {}
+    causes = _causes()
     head = ("work", "size", "path", "thalweg's fastest", "fastest of the others", "", "why it is not first")
     body = []
     lines = read(path)

@@ -58,7 +58,9 @@ NO_SERVER: Final = {STAR: "it has no server", TREE: "it has no server"}
 
 #: The library of Debian's package libmpich12. mpi4py looks for it under another name, so its script links to it.
 MPICH: Final = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
-SHARDCAST: Final = "with our script no client had a version within two minutes; the cause is not found yet"
+SHARDCAST: Final = (
+    "not measured yet: nodes on one machine write to the same files, so some got no version; our script avoids it now"
+)
 ONE_WAY: Final = {STAR: "it sends one way", ALLREDUCE: "it sends one way"}
 
 

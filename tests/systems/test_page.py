@@ -73,6 +73,19 @@ def test_the_verdict_counts_ties_and_gives_causes(made: Path, tmp_path: Path, mo
     assert "| **behind** | One round trip more. |" in page.verdict(made)
 
 
+def test_a_table_says_why_a_system_failed(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    causes = tmp_path / "causes.toml"
+    monkeypatch.setattr(page, "CAUSES", causes)
+    assert "gloo on wan:" not in page.tables(made)
+    causes.write_text(
+        '[failed]\n"gloo on wan" = "It has a fault."\n"gloo on lan" = "not this"\n"HTTP on wan" = "nor this"'
+    )
+    text = page.tables(made)
+    assert "\n\ngloo on wan: It has a fault.\n\n" in text
+    assert "not this" not in text
+    assert "nor this" not in text
+
+
 def test_conditions_name_other_programs_and_the_machine(made: Path) -> None:
     text = page.conditions(made)
     assert "other programs used 0.01 of a core (median), and 1.50 at most" in text

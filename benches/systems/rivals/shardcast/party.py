@@ -3,20 +3,37 @@
 Documentation: its README. Middle nodes look for new versions every ``check_interval`` seconds, 30 by default; the
 option ``interval`` sets it. A client looks again after 10 ms. The model is a file, and an environment variable sets
 the size of a shard.
+
+It is made for one node on a machine. When a node starts, it downloads a file to /tmp/dummy.bin, to measure its servers'
+rates. If two start at once, one may find an empty file, and a server with a rate of zero is never asked again. So the
+parties start by turns. All clients of one installation download the list of versions to the same file beside the
+package, so each party imports a copy of its own.
 """
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import logging
 import os
+import shutil
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import shardcast
 from contract import Job, job, wait_for
 
 MIDDLE = (1, 2)
+
+
+def own_copy(mine: Path):
+    """Return the package, imported from a copy that no other party has."""
+    installed = Path(importlib.util.find_spec("shardcast").origin).parent
+    shutil.copytree(installed, mine / "packages" / "shardcast")
+    sys.path.insert(0, str(mine / "packages"))
+    return importlib.import_module("shardcast")
 
 
 def serving(mine: Path) -> Path:
@@ -27,13 +44,14 @@ def serving(mine: Path) -> Path:
     return folder
 
 
-def attempt(make):
-    """Try until ``make`` succeeds. It fails while the node above is missing, or while another client uses its file."""
+def attempt(job: Job, make):
+    """Try until ``make`` succeeds, one party at a time. It fails while the node above is missing."""
     while True:
-        try:
+        # shardcast raises a plain Exception.
+        with (job.folder / "starting").open("w") as lock, suppress(Exception):
+            fcntl.flock(lock, fcntl.LOCK_EX)
             return make()
-        except Exception:  # noqa: BLE001, PERF203 - shardcast raises a plain Exception
-            time.sleep(0.1)
+        time.sleep(0.1)
 
 
 def origin(job: Job, mine: Path) -> None:
@@ -53,7 +71,7 @@ def origin(job: Job, mine: Path) -> None:
 
 
 def receive(job: Job, mine: Path, servers: list[str]) -> None:
-    make = lambda: attempt(lambda: shardcast.ClientNode(servers, str(mine / "got")))  # noqa: E731
+    make = lambda: attempt(job, lambda: shardcast.ClientNode(servers, str(mine / "got")))  # noqa: E731
     client = make()
     for number in range(1, job.rounds + 1):
         (job.folder / f"waits-{job.index}-{number}").touch()
@@ -76,6 +94,7 @@ if __name__ == "__main__":
     mine = one.folder / f"party-{one.index}"
     mine.mkdir()
     os.chdir(mine)
+    shardcast = own_copy(mine)
     if one.index == 0:
         origin(one, mine)
     else:
@@ -83,7 +102,7 @@ if __name__ == "__main__":
         if one.index in MIDDLE:
             more = {"check_interval": one.options["interval"]} if "interval" in one.options else {}
             folder = serving(mine)
-            middle = attempt(lambda: shardcast.MiddleNode(up, str(folder), one.port + one.index, **more))
+            middle = attempt(one, lambda: shardcast.MiddleNode(up, str(folder), one.port + one.index, **more))
         else:
             up = [f"http://{one.addresses[index]}:{one.port + index}" for index in MIDDLE]
         receive(one, mine, up)
