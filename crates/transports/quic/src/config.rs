@@ -101,7 +101,7 @@ fn transport(operation: &'static str, options: &Options, peer: SocketAddr) -> Re
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .send_window(options.send_buffer.map_or(SEND_WINDOW, u64::from))
-        // Streams are sent in the order in which they were opened, messages first.
+        // One stream after the other, in the order of their priorities: messages, then chunks as they were opened.
         .send_fairness(false)
         .datagram_receive_buffer_size(None)
         .congestion_controller_factory(controller(operation, options, datagram)?);
