@@ -50,7 +50,7 @@ def judge(folder: Path) -> list[str]:
 def verdicts_of(content: pictures.Content) -> list[str]:
     """Return where each system stops, and whether the goals of outages are met, each with its numbers."""
     lines = []
-    for name, (words, factor, _) in pictures.AXES.items():
+    for name, (words, factor, _) in pictures.TABLES.items():
         rows = pictures.rows_of(content, name)
         for system in pictures.systems_of(rows):
             last, first = pictures.stops_at(rows, system)
@@ -74,9 +74,10 @@ def _head(content: pictures.Content) -> str:
     rows = content["rows"]
     loads = [load for row in rows for load in row["load"]]
     cores = sorted({str(row["core"]) for row in rows if row["core"]})
+    besides = {row.get("beside", content["beside"]) for row in rows}
     return (
         f"# Results of the edge\n\nScale {content['scale']}, `{content['command']}`, one run of each cell, "
-        f"{content['beside']} cells beside each other. Load average of the machine (two cores): {min(loads):g} to "
-        f"{max(loads):g}, as other programs were at work. Commit of the core: {', '.join(cores)}. These tables are "
-        "made by `python -m experiments run edge`.\n"
+        f"{min(besides)} to {max(besides)} cells beside each other. Load average of the machine (two cores): "
+        f"{min(loads):g} to {max(loads):g}, as other programs were at work. Commit of the core: {', '.join(cores)}. "
+        "These tables are made by `python -m experiments run edge`.\n"
     )

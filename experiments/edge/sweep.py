@@ -1,7 +1,7 @@
 """Runs the sweeps of delay, loss, dropout and outages over all systems. Each cell's row is written when it has ended.
 
-A cell is one system with one fault. Cells run beside each other, because they mostly wait. ``load`` in a row is the
-machine's load average before and after the cell.
+A cell is one system with one fault. Cells run beside each other, because they mostly wait. In a row, ``load`` is the
+machine's load average before and after the cell, and ``beside`` how many cells were run at the same time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ FEWER: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
 # The systems of the outages: own rounds, and apps.
 AWAY: Final = ("own rounds, tcp", "own rounds, grpc", "own rounds, quic", "own rounds, ltp", "own rounds, udp")
 AWAY_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
+# Delays at which systems are slower than the limit of the delay sweep, and the limit with which they run again.
+SLOW: Final = {
+    FLOWER: (2.0, 5.0, 10.0),
+    "Flower app, grpc": (5.0, 10.0),
+    "Flower app, tcp": (10.0,),
+    "own rounds, tcp": (10.0,),
+    "own rounds, quic": (10.0,),
+}
+PATIENCE: Final = 1500.0
 # In the dropout sweep: seconds for which the same clients have a link, and the number of clients.
 PERIOD: Final = 15.0
 CLIENTS: Final = 10
@@ -79,6 +88,7 @@ def cells(scale: str) -> list[Cell]:
     dropouts = (0.0, 0.9) if few else (0.0, 0.5, 0.9)
     return [
         *(Cell("delay", s, x, max(limit, 600 if x > 2 and not few else 0)) for x in delays for s in systems),
+        *(Cell("long delay", s, x, PATIENCE) for s, slow in SLOW.items() for x in slow if not few),
         *(Cell("loss", s, x, limit) for x in losses for s in systems),
         *(Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in away),
         *(Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in away if s in AWAY),
@@ -120,7 +130,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def _swept(cell: Cell) -> SystemRun:
     job = Job(rounds=3, seconds=cell.seconds)
-    if cell.sweep == "delay":
+    if cell.sweep in ("delay", "long delay"):
         # On a long path a client needs several round trips to come back after its link has broken.
         return measured(cell.system, f"rate={RATE},delay={cell.fault}s", replace(job, grace=max(10.0, 12 * cell.fault)))
     if cell.sweep == "loss":
@@ -153,7 +163,7 @@ def run(
 
     def one(cell: Cell) -> None:
         try:
-            row = run_cell(cell)
+            row = run_cell(cell) | {"beside": beside}
         except Exception as error:  # noqa: BLE001 - one cell must not end the others
             note(f"{cell.key}: {type(error).__name__}: {error}")
             return
