@@ -34,9 +34,9 @@ pub(super) const RAW: u8 = 1;
 pub(super) const F16: u8 = 2;
 const INT8: u8 = 3;
 /// The smallest exponent `e`. Both 2^e and 2^-e are normal float32 values.
-pub(super) const LEAST: i32 = -126;
+pub(super) const MIN_EXPONENT: i32 = -126;
 /// Values with this magnitude (2^126) or more are not rounded: the result might be infinity.
-pub(super) const LARGEST: f32 = 8.507_059e37;
+pub(super) const ROUNDING_LIMIT: f32 = 8.507_059e37;
 
 /// The format that float32 values are sent in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,10 +62,10 @@ impl Format {
     pub(super) fn exponent(self, largest: f32) -> i32 {
         let power = (largest.to_bits() >> 23) as i32 - 127;
         let (least, fits): (i32, fn(f32) -> bool) = match self {
-            Format::F16 => (power - 14, |scaled| half(scaled) < TOP),
+            Format::F16 => (power - 14, |scaled| half(scaled) < F16_LIMIT),
             Format::Int8 => (power - 6, |scaled| scaled <= 127.0),
         };
-        let least = least.max(LEAST);
+        let least = least.max(MIN_EXPONENT);
         if fits(largest * two_to(-least)) {
             least
         } else {
@@ -94,7 +94,7 @@ impl Format {
         // Look at the whole block, so that the result does not depend on how chunks cut it.
         let begin = piece.start / BLOCK * BLOCK;
         let other = raw.within(Range::new(begin, begin.saturating_add(BLOCK))).next().is_some();
-        let fits = |largest: &f32| *largest < LARGEST && aligned && !other;
+        let fits = |largest: &f32| *largest < ROUNDING_LIMIT && aligned && !other;
         let Some(largest) = largest(bytes).filter(fits) else {
             out.push(RAW);
             out.extend_from_slice(bytes);
@@ -173,7 +173,7 @@ fn written(length: usize, rest: &[u8]) -> Option<usize> {
         INT8 => Format::Int8.bytes(),
         _ => return scheme::written(head, length, rest),
     };
-    let is_valid = i32::from(*rest.first()? as i8) >= LEAST && length.is_multiple_of(VALUE);
+    let is_valid = i32::from(*rest.first()? as i8) >= MIN_EXPONENT && length.is_multiple_of(VALUE);
     is_valid.then_some(2 + length / VALUE * width)
 }
 
@@ -230,7 +230,7 @@ pub(super) fn two_to(power: i32) -> f32 {
 }
 
 /// 2^15 as float16.
-const TOP: u16 = 0x7800;
+const F16_LIMIT: u16 = 0x7800;
 /// The least normal float16, and the step between smaller ones.
 const NORMAL: f32 = 6.103_515_6e-5; // 2^-14
 const STEP: f32 = 5.960_464_5e-8; // 2^-24
@@ -303,7 +303,7 @@ mod tests {
     }
 
     fn floats() -> impl Strategy<Value = Vec<f32>> {
-        let wild = any::<f32>().prop_filter("those that are rounded", |value| value.abs() < LARGEST);
+        let wild = any::<f32>().prop_filter("those that are rounded", |value| value.abs() < ROUNDING_LIMIT);
         proptest::collection::vec(prop_oneof![-1.0_f32..1.0, wild, Just(0.0)], 1..900)
     }
 

@@ -31,7 +31,7 @@ pub const MAX_RANK: u16 = 64;
 const SPAN_HEAD: usize = 5;
 const LOW_RANK_HEAD: usize = 15;
 /// A column of which no larger part is left after Gram-Schmidt, by its squared length, is rounding error.
-const LEAST_REST: f32 = 1e-8;
+const MIN_REMAINDER: f32 = 1e-8;
 /// Sums are added in this many lanes, which compilers turn into vector instructions.
 const LANES: usize = 16;
 
@@ -301,7 +301,7 @@ fn orthonormalise(all: &mut [f32], rows: usize) {
             add(column, -share, other);
         }
         let length = dot(column, column);
-        if length > LEAST_REST * original && length.is_normal() {
+        if length > MIN_REMAINDER * original && length.is_normal() {
             let scale = 1.0 / length.sqrt();
             column.iter_mut().for_each(|value| *value *= scale);
         } else if length.is_finite() {

@@ -40,7 +40,7 @@ use crate::{Layer, Links, Side};
 /// Bytes that are compressed before they are sent. They are sent as one update.
 const BATCH: usize = 4 << 20;
 /// Bytes that a chunk must have room for if it is to carry factors of matrices.
-const LEAST_FOR_FACTORS: u32 = 64 << 10;
+const MIN_CHUNK_FOR_FACTORS: u32 = 64 << 10;
 const HELLO: &[u8] = b"thalweg compress 1 ";
 
 /// Sends the float32 values of updates in fewer bytes, in both directions. Control messages do not change.
@@ -93,7 +93,7 @@ impl Compress {
     /// # Errors
     /// `Unsupported` if they are too short for the factors of matrices.
     pub fn check(self, inner: &Capabilities) -> Result<()> {
-        if !self.is_low_rank() || inner.max_chunk >= LEAST_FOR_FACTORS {
+        if !self.is_low_rank() || inner.max_chunk >= MIN_CHUNK_FOR_FACTORS {
             return Ok(());
         }
         let why = "a chunk is one datagram, which has no room for the factors of powersgd";

@@ -21,7 +21,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
-use super::codec::{half, others, single, two_to, BLOCK, F16, LARGEST, LEAST, RAW, VALUE, ZEROS};
+use super::codec::{
+    half, others, single, two_to, BLOCK, F16, MIN_EXPONENT, RAW, ROUNDING_LIMIT, VALUE, ZEROS,
+};
 use super::low_rank::{LowRank, MAX_RANK};
 use super::Format;
 
@@ -128,7 +130,7 @@ impl Piece {
     fn largest(&self) -> Option<f32> {
         // The bits of magnitudes are in the order of the magnitudes. Those of infinity and NaN are the largest.
         let largest = self.values.iter().fold(0, |largest: u32, value| largest.max(value.abs().to_bits()));
-        Some(f32::from_bits(largest)).filter(|value| *value < LARGEST)
+        Some(f32::from_bits(largest)).filter(|value| *value < ROUNDING_LIMIT)
     }
 
     fn write(&self, bytes: &mut [u8]) {
@@ -494,7 +496,7 @@ pub(super) fn written(head: u8, length: usize, rest: &[u8]) -> Option<usize> {
         let indices = rest.get(2..2 + usize::from(count) + 1)?;
         let fits = indices.windows(2).all(|pair| pair[0] < pair[1])
             && indices.last().is_some_and(|&last| usize::from(last) < values);
-        return (fits && i32::from(exponent as i8) >= LEAST).then_some(3 + 3 * indices.len());
+        return (fits && i32::from(exponent as i8) >= MIN_EXPONENT).then_some(3 + 3 * indices.len());
     }
     let (per_byte, largest_code) = match head {
         STEP8 => (1, 128.0),

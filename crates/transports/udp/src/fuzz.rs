@@ -7,7 +7,7 @@ use thalweg_seal::{Cipher, Secret, TAG_BYTES};
 use crate::control::packet::Packet;
 use crate::control::stream::Stream;
 use crate::datagram::{Datagram, Encode, Key, Kind, CHUNK_HEADER_BYTES, PREFIX_BYTES};
-use crate::moving::Word;
+use crate::moving::AddressMessage;
 use crate::secure::{End, Seal};
 
 /// The key of the link that the datagrams belong to.
@@ -19,8 +19,8 @@ pub const FRAME: usize = PREFIX_BYTES;
 /// length that its header says.
 pub fn datagram(bytes: &[u8]) {
     let mut again = Vec::new();
-    if let Some(word) = Word::read(&KEY, bytes) {
-        word.encode(&KEY, &mut again);
+    if let Some(message) = AddressMessage::read(&KEY, bytes) {
+        message.encode(&KEY, &mut again);
         assert_eq!(again, bytes);
         again.clear();
     }
@@ -95,12 +95,15 @@ mod tests {
             Datagram { kind, report_wanted: true, message_count: 8, position: 9 }.encode(&KEY, &mut out);
             [&out, payload].concat()
         };
-        let words = [Word::Challenge([7; 24]), Word::Answer([8; 24]), Word::Here].map(|word| {
-            let mut out = Vec::new();
-            word.encode(&KEY, &mut out);
-            out
-        });
-        kinds.into_iter().map(encode).chain(words).collect()
+        let messages =
+            [AddressMessage::Challenge([7; 24]), AddressMessage::Answer([8; 24]), AddressMessage::Here].map(
+                |message| {
+                    let mut out = Vec::new();
+                    message.encode(&KEY, &mut out);
+                    out
+                },
+            );
+        kinds.into_iter().map(encode).chain(messages).collect()
     }
 
     /// Usually writes the link's key to the beginning, and often corrects a chunk's checksum, so that more

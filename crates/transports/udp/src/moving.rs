@@ -37,9 +37,9 @@ const CHALLENGE: u8 = 8;
 const ANSWER: u8 = 9;
 const HERE: u8 = 10;
 /// Least time between two challenges to the same address.
-const PAUSE: Duration = Duration::from_millis(10);
+const CHALLENGE_PAUSE: Duration = Duration::from_millis(10);
 /// How long a connecting end says that it has moved. The other end notices it by later datagrams too.
-const ANNOUNCED: Duration = limits::ANSWERED;
+const ANNOUNCE_TIME: Duration = limits::ANSWERED;
 
 /// The address of a connecting peer, as the listener's end knows it, and what it takes to change it. Does no I/O.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl PeerAddress {
         from: SocketAddr,
         id: &Id,
     ) -> Option<Cookie> {
-        let again = self.challenged.is_some_and(|(whom, at)| whom == from && now < at + PAUSE);
+        let again = self.challenged.is_some_and(|(whom, at)| whom == from && now < at + CHALLENGE_PAUSE);
         if from == self.address || again {
             return None;
         }
@@ -104,7 +104,7 @@ fn whole_millis(time: Duration) -> Duration {
 
 /// A datagram that concerns the peer's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum AddressMessage {
     /// Asks whether the peer receives at the address where this arrives.
     Challenge(Cookie),
     /// Answers a challenge.
@@ -113,7 +113,7 @@ pub(crate) enum Word {
     Here,
 }
 
-impl Word {
+impl AddressMessage {
     /// Parses a datagram of the link with this key. `None` for any other datagram.
     pub(crate) fn read(key: &Key, datagram: &[u8]) -> Option<Self> {
         let (prefix, rest) = datagram.split_at_checked(PREFIX_BYTES)?;
@@ -135,7 +135,7 @@ impl Word {
     }
 }
 
-impl Encode for Word {
+impl Encode for AddressMessage {
     fn encode(&self, key: &Key, out: &mut Vec<u8>) {
         let (kind, cookie) = match self {
             Self::Challenge(cookie) => (CHALLENGE, Some(cookie)),
@@ -187,11 +187,11 @@ pub async fn announce_moves<F: Future<Output = ()>>(
 ) {
     while moves.changed().await.is_ok() {
         lanes.iter().for_each(|lane| lane.follow_route());
-        let before = lanes.each_ref().map(|lane| lane.heard());
+        let before = lanes.each_ref().map(|lane| lane.receive_count());
         let (mut pause, max_pause) = HELLO_PAUSES;
         let began = Instant::now();
-        while began.elapsed() < ANNOUNCED {
-            let silent = |number: usize| lanes[number].heard() == before[number];
+        while began.elapsed() < ANNOUNCE_TIME {
+            let silent = |number: usize| lanes[number].receive_count() == before[number];
             if ![0, 1].map(silent).contains(&true) {
                 break;
             }
@@ -274,20 +274,27 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_back_and_no_others() {
+    fn messages_are_read_back_and_no_others() {
         let key: Key = [7; 16];
-        for word in [Word::Challenge([1; COOKIE_BYTES]), Word::Answer([2; COOKIE_BYTES]), Word::Here] {
+        for message in [
+            AddressMessage::Challenge([1; COOKIE_BYTES]),
+            AddressMessage::Answer([2; COOKIE_BYTES]),
+            AddressMessage::Here,
+        ] {
             let mut datagram = Vec::new();
-            word.encode(&key, &mut datagram);
-            assert_eq!(Word::read(&key, &datagram), Some(word));
-            assert_eq!(Word::looks_like_challenge(&datagram), matches!(word, Word::Challenge(_)));
-            assert_eq!(Word::read(&[8; 16], &datagram), None);
-            assert_eq!(Word::read(&key, &datagram[..datagram.len() - 1]), None);
-            assert_eq!(Word::read(&key, &[&datagram[..], &[0]].concat()), None);
+            message.encode(&key, &mut datagram);
+            assert_eq!(AddressMessage::read(&key, &datagram), Some(message));
+            assert_eq!(
+                AddressMessage::looks_like_challenge(&datagram),
+                matches!(message, AddressMessage::Challenge(_))
+            );
+            assert_eq!(AddressMessage::read(&[8; 16], &datagram), None);
+            assert_eq!(AddressMessage::read(&key, &datagram[..datagram.len() - 1]), None);
+            assert_eq!(AddressMessage::read(&key, &[&datagram[..], &[0]].concat()), None);
             assert_eq!(crate::datagram::Datagram::decode(&key, &datagram), None);
             assert_eq!(crate::repetition::Word::read(&key, &datagram), None);
             datagram[20] = 1;
-            assert_eq!(Word::read(&key, &datagram), None);
+            assert_eq!(AddressMessage::read(&key, &datagram), None);
         }
     }
 

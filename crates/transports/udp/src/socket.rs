@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 use crate::control::cookie::Cookies;
 use crate::datagram::{Datagram, Encode, Key, Kind, WHOLE};
-use crate::moving::{follow_route, PeerAddress, Word};
+use crate::moving::{follow_route, AddressMessage, PeerAddress};
 use crate::secure::Seal;
 
 /// Bytes of one receive buffer: the most that GRO joins.
@@ -50,7 +50,7 @@ pub struct Lane {
     /// Time zero of the cookies.
     origin: Instant,
     /// How often the connecting end has received something of its peer.
-    heard: AtomicU64,
+    receive_count: AtomicU64,
     /// Notified when the peer has another address, or knows that this end has.
     moved: Notify,
     /// Size of the receive buffer to ask the kernel for, in bytes.
@@ -127,8 +127,8 @@ impl Unbound {
             let (datagram, now) = (&buffer[..length], origin.elapsed());
             let hello = Datagram::decode(&key, datagram);
             let greets = hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number);
-            let receives = match Word::read(&key, datagram) {
-                Some(Word::Answer(cookie)) => cookies.check(now, from, &key, &cookie),
+            let receives = match AddressMessage::read(&key, datagram) {
+                Some(AddressMessage::Answer(cookie)) => cookies.check(now, from, &key, &cookie),
                 _ => greets && from.ip().to_canonical() == ip.to_canonical(),
             };
             if receives {
@@ -138,7 +138,7 @@ impl Unbound {
             if greets {
                 let mut challenge = Vec::new();
                 append(
-                    &Word::Challenge(cookies.make(now, from, &key)),
+                    &AddressMessage::Challenge(cookies.make(now, from, &key)),
                     &[],
                     &key,
                     seal.as_ref(),
@@ -184,8 +184,8 @@ impl Unbound {
         };
         let state = state.map_err(failed)?;
         let Self { socket, wanted, window, .. } = self;
-        let (peer, heard, moved) = (Mutex::new(peer), AtomicU64::new(0), Notify::new());
-        Ok(Lane { socket, state, peer, cookies, origin, heard, moved, wanted, window, key, seal })
+        let (peer, receive_count, moved) = (Mutex::new(peer), AtomicU64::new(0), Notify::new());
+        Ok(Lane { socket, state, peer, cookies, origin, receive_count, moved, wanted, window, key, seal })
     }
 }
 
@@ -284,8 +284,8 @@ impl Lane {
     }
 
     /// How often the connecting end has received something of its peer.
-    pub(crate) fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
+    pub(crate) fn receive_count(&self) -> u64 {
+        self.receive_count.load(Ordering::Relaxed)
     }
 
     /// Sends from the address that is on the way to the peer now, if this machine has changed networks.
@@ -307,7 +307,7 @@ impl Lane {
         let mut first = [0; 17];
         loop {
             match self.socket.peek(&mut first).await {
-                Ok(length) if Word::looks_like_challenge(&first[..length]) => {
+                Ok(length) if AddressMessage::looks_like_challenge(&first[..length]) => {
                     // Ignore an error: an ICMP message caused it.
                     let _ = self.receive(&mut buffer);
                 }
@@ -395,7 +395,7 @@ impl Lane {
             bytes.get(place.clone()).is_some_and(|datagram| self.is_for_link(datagram, *from, peer))
         });
         if self.cookies.is_none() && !places.is_empty() {
-            self.heard.fetch_add(1, Ordering::Relaxed);
+            self.receive_count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -404,8 +404,8 @@ impl Lane {
     /// `peer`. Returns whether the datagram is for the link: what comes from another address is, since its key, or
     /// its seal, shows whose it is.
     fn is_for_link(&self, datagram: &[u8], from: SocketAddr, peer: SocketAddr) -> bool {
-        if let Some(word) = Word::read(&self.key, datagram) {
-            self.concerns_address(word, from);
+        if let Some(message) = AddressMessage::read(&self.key, datagram) {
+            self.handle_message(message, from);
             return false;
         }
         let Some(cookies) = &self.cookies else { return true };
@@ -413,27 +413,29 @@ impl Lane {
             || Datagram::decode(&self.key, datagram).is_some_and(|datagram| datagram.kind == Kind::Hello);
         if from == peer {
             if datagram.get(16) == Some(&HELLO) && greets() {
-                self.send_one(&Word::Here);
+                self.send_one(&AddressMessage::Here);
             }
         } else if datagram.starts_with(&self.key) {
             let cookie = self.address().challenge(cookies, self.origin.elapsed(), from, &self.key);
-            cookie.iter().for_each(|cookie| self.send_word(&Word::Challenge(*cookie), from));
+            cookie.iter().for_each(|cookie| self.send_message(&AddressMessage::Challenge(*cookie), from));
         }
         true
     }
 
-    fn concerns_address(&self, word: Word, from: SocketAddr) {
-        match (word, &self.cookies) {
-            (Word::Challenge(cookie), None) => self.send_word(&Word::Answer(cookie), from),
-            (Word::Here, None) => {
-                self.heard.fetch_add(1, Ordering::Relaxed);
+    fn handle_message(&self, message: AddressMessage, from: SocketAddr) {
+        match (message, &self.cookies) {
+            (AddressMessage::Challenge(cookie), None) => {
+                self.send_message(&AddressMessage::Answer(cookie), from)
+            }
+            (AddressMessage::Here, None) => {
+                self.receive_count.fetch_add(1, Ordering::Relaxed);
                 self.moved.notify_one();
             }
-            (Word::Answer(cookie), Some(cookies)) => {
+            (AddressMessage::Answer(cookie), Some(cookies)) => {
                 let now = self.origin.elapsed();
                 let answered = self.address().answered(cookies, now, from, &self.key, &cookie);
                 if answered.is_some() {
-                    self.send_one(&Word::Here);
+                    self.send_one(&AddressMessage::Here);
                     self.moved.notify_one();
                 }
             }
@@ -442,10 +444,11 @@ impl Lane {
         }
     }
 
-    /// Sends a word to an address, which need not be the peer's; drops it if the socket has no room.
-    fn send_word(&self, word: &Word, to: SocketAddr) {
+    /// Sends a message about the peer's address to `to`, which need not be that address. Drops it if the socket has
+    /// no room.
+    fn send_message(&self, message: &AddressMessage, to: SocketAddr) {
         let mut bytes = Vec::new();
-        self.append(word, &[], &mut bytes);
+        self.append(message, &[], &mut bytes);
         let _ = self.try_send_to(to, &bytes, bytes.len());
     }
 }

@@ -34,7 +34,7 @@ impl Cookies {
     /// The cookie of a peer at `now`.
     pub(crate) fn make(&self, now: Duration, peer: SocketAddr, id: &Id) -> Cookie {
         let time = (now.as_millis() as u64).to_le_bytes();
-        let mac = hmac::sign(&self.0, &said(&time, peer, id));
+        let mac = hmac::sign(&self.0, &mac_input(&time, peer, id));
         let mut cookie = Cookie::default();
         let (first, rest) = cookie.split_at_mut(TIME_BYTES);
         first.copy_from_slice(&time);
@@ -79,7 +79,7 @@ pub(crate) fn made(cookie: &Cookie) -> Duration {
     Duration::from_millis(cookie.first_chunk::<TIME_BYTES>().map_or(0, |time| u64::from_le_bytes(*time)))
 }
 
-fn said(time: &[u8; TIME_BYTES], peer: SocketAddr, id: &Id) -> Vec<u8> {
+fn mac_input(time: &[u8; TIME_BYTES], peer: SocketAddr, id: &Id) -> Vec<u8> {
     let ip = match peer.ip().to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),

@@ -11,17 +11,17 @@ use thalweg_wire::limits;
 use tokio::net::UdpSocket;
 use tokio::task::AbortHandle;
 
-use super::packet::{Id, Packet, LONGEST};
+use super::packet::{Id, Packet, MAX_PACKET_BYTES};
 use super::pipe::{Line, Path, Pipe, Socket};
 use crate::moving::PeerAddress;
 
 const CONNECT: &str = "connect";
 /// The peer's program counts as ended after this many ICMP messages that its port is closed, if no packet of
-/// the peer has arrived for at least [`GONE`].
-const CLOSED: u32 = 3;
+/// the peer has arrived for at least [`MIN_SILENCE`].
+const MIN_ICMP_MESSAGES: u32 = 3;
 /// Minimum time without a packet of the peer before the ICMP messages count. Anybody can forge such a message
 /// (RFC 5927, section 4), but not the peer's silence.
-const GONE: Duration = Duration::from_secs(1);
+const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// Begins a control stream to `to`. It repeats its first packet until the listener answers or the line is
 /// dropped.
@@ -45,16 +45,16 @@ pub(crate) async fn begin(to: SocketAddr) -> Result<(Line, Arc<Pipe>)> {
     let reading = tokio::spawn(read(socket, pipe.clone())).abort_handle();
     let running = pipe.clone();
     tokio::spawn(async move {
-        let _reading = Ends(reading);
+        let _reading = AbortOnDrop(reading);
         running.run().await;
     });
     Ok((Line(pipe.clone()), pipe))
 }
 
-/// Ends a task when it is dropped.
-struct Ends(AbortHandle);
+/// Aborts a task when it is dropped.
+struct AbortOnDrop(AbortHandle);
 
-impl Drop for Ends {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -62,7 +62,7 @@ impl Drop for Ends {
 
 /// Passes packets that arrive to the stream.
 async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
-    let mut buffer = [0; LONGEST + 1];
+    let mut buffer = [0; MAX_PACKET_BYTES + 1];
     let mut closed = 0;
     loop {
         match socket.socket.recv(&mut buffer).await {
@@ -90,7 +90,8 @@ async fn read(socket: Arc<Socket>, pipe: Arc<Pipe>) {
 /// `unanswered` is the time that the peer has been silent, and the round trip; `None` if this end expects no
 /// packet, since then the silence means nothing.
 fn is_gone(closed: u32, unanswered: Option<(Duration, Duration)>) -> bool {
-    closed >= CLOSED && unanswered.is_some_and(|(silent, trip)| silent >= limits::silence(GONE, trip))
+    closed >= MIN_ICMP_MESSAGES
+        && unanswered.is_some_and(|(silent, trip)| silent >= limits::silence(MIN_SILENCE, trip))
 }
 
 #[cfg(test)]
@@ -111,8 +112,8 @@ mod tests {
         assert!(!is_gone(1_000, None), "an idle stream");
         assert!(!is_gone(1_000, Some((999 * millis, millis))), "a peer that was heard a moment ago");
         assert!(!is_gone(1_000, Some((3 * second, second))), "over a path with a long round trip");
-        assert!(!is_gone(CLOSED - 1, Some((60 * second, millis))));
-        assert!(is_gone(CLOSED, Some((second, millis))));
+        assert!(!is_gone(MIN_ICMP_MESSAGES - 1, Some((60 * second, millis))));
+        assert!(is_gone(MIN_ICMP_MESSAGES, Some((second, millis))));
     }
 
     #[tokio::test]
@@ -120,7 +121,7 @@ mod tests {
         let listener = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let (line, pipe) = begin(to).await.unwrap();
-        let mut question = [0; LONGEST];
+        let mut question = [0; MAX_PACKET_BYTES];
         let (length, from) = timeout(GUARD, listener.recv_from(&mut question)).await.unwrap().unwrap();
         let (id, Packet::Open { time }) = Packet::decode(&question[..length]).unwrap() else {
             panic!("no open")

@@ -28,7 +28,7 @@ const MAX_NEW: usize = 512;
 const MAX_CLOSED: usize = 1024;
 /// Maximum number of ended streams whose ids are remembered, each while its cookie may still be valid. Beyond
 /// that the oldest are forgotten.
-const MAX_OVER: usize = 4096;
+const MAX_ENDED: usize = 4096;
 /// Receive buffers of one system call, and the bytes of each. GRO may join several packets in one.
 const SLOTS: usize = 8;
 const SLOT: usize = 64 << 10;
@@ -48,7 +48,7 @@ struct Streams {
 impl Streams {
     fn end(&mut self, now: Duration, id: Id) {
         self.live.remove(&id);
-        if self.over.len() == MAX_OVER {
+        if self.over.len() == MAX_ENDED {
             self.over.pop_front();
         }
         self.over.push_back((now, id));
@@ -92,17 +92,17 @@ pub(crate) fn open(at: SocketAddr) -> Result<(Hub, mpsc::Receiver<Newcomer>)> {
     bound.set_nonblocking(true).map_err(failed)?;
     let socket = UdpSocket::from_std(bound).and_then(Socket::new).map_err(failed)?;
     let (newcomers, new) = mpsc::channel(MAX_NEW);
-    let desk = Desk {
+    let reader = HubReader {
         socket: Arc::new(socket),
         cookies: Cookies::new(LISTEN)?,
         opened: Instant::now(),
         pipes: Arc::default(),
         newcomers,
     };
-    let pipes = desk.pipes.clone();
+    let pipes = reader.pipes.clone();
     #[cfg(test)]
-    let address = desk.socket.socket.local_addr().map_err(failed)?;
-    let task = tokio::spawn(desk.read()).abort_handle();
+    let address = reader.socket.socket.local_addr().map_err(failed)?;
+    let task = tokio::spawn(reader.read()).abort_handle();
     let hub = Hub {
         #[cfg(test)]
         address,
@@ -118,7 +118,7 @@ fn lock(pipes: &Pipes) -> MutexGuard<'_, Streams> {
     pipes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Desk {
+struct HubReader {
     socket: Arc<Socket>,
     cookies: Cookies,
     opened: Instant,
@@ -126,7 +126,7 @@ struct Desk {
     newcomers: mpsc::Sender<Newcomer>,
 }
 
-impl Desk {
+impl HubReader {
     async fn read(self) {
         let mut buffer = vec![0; SLOTS * SLOT];
         loop {
@@ -164,7 +164,7 @@ impl Desk {
                     }
                 }
                 Packet::Answer { cookie, proof } => {
-                    pipe.answer_came(&self.cookies, now, (from, to), &cookie, &proof);
+                    pipe.challenge_answered(&self.cookies, now, (from, to), &cookie, &proof);
                 }
                 _ => {}
             }
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn ended_streams_are_forgotten_with_their_cookies() {
         let mut streams = Streams::default();
-        for number in 0..MAX_OVER as u128 + 1 {
+        for number in 0..MAX_ENDED as u128 + 1 {
             streams.end(Duration::ZERO, number.to_le_bytes());
         }
         assert!(!streams.is_over(Duration::ZERO, &[0; 16]), "no more than so many");
@@ -320,7 +320,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (newcomers, mut new) = mpsc::channel(MAX_NEW);
-        let desk = Desk {
+        let reader = HubReader {
             socket: Arc::new(Socket::new(socket).unwrap()),
             cookies: Cookies::new(LISTEN).unwrap(),
             opened: Instant::now(),
@@ -332,7 +332,7 @@ mod tests {
         let mut begun = Vec::new();
         for number in 0..MAX_CLOSED as u128 + 8 {
             let from = silent.local_addr().unwrap();
-            desk.begin(number.to_le_bytes(), from, None, &first, Duration::ZERO);
+            reader.begin(number.to_le_bytes(), from, None, &first, Duration::ZERO);
             let (line, _) = new.try_recv().unwrap();
             begun.push(line.0.clone());
             drop(line);

@@ -33,7 +33,7 @@ impl World {
             }
             Packet::Challenge { cookie } => {
                 self.post(0, &Packet::Answer { cookie, proof: proof(None, &cookie) });
-                let trip = self.ends[0].round_trip().unwrap_or(UNMEASURED);
+                let trip = self.ends[0].round_trip().unwrap_or(INITIAL_PAUSE);
                 if self.moved.is_none_or(|at| now >= at + trip) {
                     self.moved = Some(now);
                     self.ends[0].path_changed(now, None);

@@ -33,14 +33,17 @@ const MAGIC: &[u8; 5] = b"tlwc\x01";
 const PREFIX_BYTES: usize = 24;
 /// Maximum number of bytes of the stream in one segment. With all headers, also those of UDP and IPv6, such a
 /// packet has at most the 1280 bytes that every path of IPv6 carries (RFC 8200, section 5).
-pub(crate) const MOST: usize = 1088;
+pub(crate) const MAX_SEGMENT_BYTES: usize = 1088;
 /// Maximum number of ranges that a segment acknowledges beyond the first gap.
-pub(crate) const RANGES: usize = 4;
+pub(crate) const MAX_RANGES: usize = 4;
 /// Bytes of a segment without ranges and without bytes of the stream.
-const SEGMENT_BYTES: usize = 42;
-const _: () = assert!(PREFIX_BYTES + COOKIE_BYTES + SEGMENT_BYTES + 8 * RANGES + MOST <= 1280 - 48);
+const SEGMENT_HEADER_BYTES: usize = 42;
+const _: () = assert!(
+    PREFIX_BYTES + COOKIE_BYTES + SEGMENT_HEADER_BYTES + 8 * MAX_RANGES + MAX_SEGMENT_BYTES <= 1280 - 48
+);
 /// The longest packet.
-pub(crate) const LONGEST: usize = PREFIX_BYTES + COOKIE_BYTES + SEGMENT_BYTES + 8 * RANGES + MOST;
+pub(crate) const MAX_PACKET_BYTES: usize =
+    PREFIX_BYTES + COOKIE_BYTES + SEGMENT_HEADER_BYTES + 8 * MAX_RANGES + MAX_SEGMENT_BYTES;
 
 /// Bytes of the stream, and what the sender has received.
 ///
@@ -71,7 +74,7 @@ pub(crate) struct Segment {
     /// Whether the stream ends at `offset`. Such a segment has no bytes.
     pub ends: bool,
     /// Ranges that have arrived beyond `ack`: start, counted from `ack`, and length. Unused ones are zero.
-    pub ranges: [(u32, u32); RANGES],
+    pub ranges: [(u32, u32); MAX_RANGES],
 }
 
 /// A decoded packet.
@@ -87,7 +90,7 @@ pub(crate) enum Packet<'a> {
 }
 
 impl Packet<'_> {
-    /// Encodes a packet. A segment's bytes are at most [`MOST`].
+    /// Encodes a packet. A segment's bytes are at most [`MAX_SEGMENT_BYTES`].
     pub(crate) fn encode(&self, id: &Id) -> Vec<u8> {
         let kind = match self {
             Self::Open { .. } => 1,
@@ -98,7 +101,7 @@ impl Packet<'_> {
             Self::Challenge { .. } => 6,
             Self::Answer { .. } => 7,
         };
-        let mut out = Vec::with_capacity(LONGEST);
+        let mut out = Vec::with_capacity(MAX_PACKET_BYTES);
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&[kind, 0, 0]);
         out.extend_from_slice(id);
@@ -131,7 +134,7 @@ impl<'a> Packet<'a> {
     /// Decodes and checks a packet. `None` for anything else: anybody can send to a UDP port.
     pub(crate) fn decode(datagram: &'a [u8]) -> Option<(Id, Self)> {
         let (prefix, rest) = datagram.split_at_checked(PREFIX_BYTES)?;
-        if !prefix.starts_with(MAGIC) || prefix[6..8] != [0, 0] || datagram.len() > LONGEST {
+        if !prefix.starts_with(MAGIC) || prefix[6..8] != [0, 0] || datagram.len() > MAX_PACKET_BYTES {
             return None;
         }
         let packet = match prefix[5] {
@@ -184,18 +187,18 @@ impl Segment {
     }
 
     fn decode(body: &[u8]) -> Option<(Self, &[u8])> {
-        let (head, rest) = body.split_at_checked(SEGMENT_BYTES)?;
+        let (head, rest) = body.split_at_checked(SEGMENT_HEADER_BYTES)?;
         let number = |at: usize| u32_of(&head[at..at + 4]);
         let (flags, count) = (head[40], usize::from(head[41]));
-        if flags > 3 || count > RANGES {
+        if flags > 3 || count > MAX_RANGES {
             return None;
         }
         let (listed, bytes) = rest.split_at_checked(8 * count)?;
         let ends = flags & 1 == 1;
-        if bytes.len() > MOST || (ends && !bytes.is_empty()) {
+        if bytes.len() > MAX_SEGMENT_BYTES || (ends && !bytes.is_empty()) {
             return None;
         }
-        let mut ranges = [(0, 0); RANGES];
+        let mut ranges = [(0, 0); MAX_RANGES];
         for (range, text) in ranges.iter_mut().zip(listed.chunks_exact(8)) {
             *range = (u32_of(&text[..4])?, u32_of(&text[4..])?);
             if range.1 == 0 {
@@ -257,7 +260,7 @@ mod tests {
 
     #[test]
     fn round_trips() {
-        for packet in packets(&[1; MOST]) {
+        for packet in packets(&[1; MAX_SEGMENT_BYTES]) {
             assert_eq!(Packet::decode(&packet.encode(&ID)), Some((ID, packet)));
         }
     }
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let long = [1; MOST + 1];
+        let long = [1; MAX_SEGMENT_BYTES + 1];
         let too_long = Packet::Segment { segment: segment(), bytes: &long }.encode(&ID);
         assert_eq!(Packet::decode(&too_long), None);
         let last = Packet::Segment { segment: Segment { ends: true, ..segment() }, bytes: &[1] };

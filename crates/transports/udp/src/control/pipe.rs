@@ -20,19 +20,19 @@ use tokio::time::sleep_until;
 
 use super::cookie::{self, Cookies};
 use super::packet::{Cookie, Id, Packet, Proof};
-use super::stream::{clock, slower, Stream, RAREST, UNMEASURED};
+use super::stream::{clock, slower, Stream, INITIAL_PAUSE, MAX_PAUSE};
 use crate::moving::{follow_route, PeerAddress};
 
 /// Maximum number of packets that one event sends, so that one stream does not hold up the
 /// others of its thread.
-const AT_ONCE: usize = 64;
+const MAX_AT_ONCE: usize = 64;
 /// Minimum time that a closed stream waits for the ACK of its last bytes.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Maximum of that time, or eight round trips if they take longer. Otherwise a peer that sends but
 /// acknowledges nothing would hold the stream, and the program that closes it, for ever.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(16);
 /// Pause between two looks at the route to the peer, while it does not answer.
-const LOOKING: Duration = Duration::from_millis(250);
+const ROUTE_CHECK_PAUSE: Duration = Duration::from_millis(250);
 
 /// A UDP socket, and what the system supports on it.
 pub(crate) struct Socket {
@@ -98,13 +98,14 @@ struct Inside {
     opening: Opening,
     /// What only the two ends know, under TLS.
     secret: Option<[u8; 32]>,
-    /// When this end has last found that it has another address, and when it has last looked.
-    moved: Option<Duration>,
-    looked: Duration,
+    /// When this end last found that its address had changed.
+    moved_at: Option<Duration>,
+    /// When this end last checked the route to the peer.
+    route_checked_at: Duration,
     /// Why the stream broke.
     broken: Option<io::ErrorKind>,
     /// When this end closed the stream; `None` if it has not.
-    shut: Option<Duration>,
+    shut_at: Option<Duration>,
     /// The task has ended.
     over: bool,
     reader: Option<Waker>,
@@ -144,10 +145,10 @@ impl Pipe {
             stream: Stream::new(Duration::ZERO, round_trip),
             opening,
             secret: None,
-            moved: None,
-            looked: Duration::ZERO,
+            moved_at: None,
+            route_checked_at: Duration::ZERO,
             broken: None,
-            shut: None,
+            shut_at: None,
             over: false,
             reader: None,
             waiters: Vec::new(),
@@ -182,7 +183,7 @@ impl Pipe {
 
     /// Handles an answer to a challenge: if it is right, sends to `from` from now on. `now` is the time of `cookies`,
     /// and `to` the address of this machine where the answer came.
-    pub(crate) fn answer_came(
+    pub(crate) fn challenge_answered(
         &self,
         cookies: &Cookies,
         now: Duration,
@@ -211,25 +212,27 @@ impl Pipe {
         let proof = cookie::proof(inside.secret.as_ref(), &cookie);
         self.send(inside, &Packet::Answer { cookie, proof });
         // More challenges are on the way for what was sent before the answer arrives.
-        let trip = inside.stream.round_trip().unwrap_or(UNMEASURED);
-        if inside.moved.is_none_or(|at| now >= at + trip) {
+        let trip = inside.stream.round_trip().unwrap_or(INITIAL_PAUSE);
+        if inside.moved_at.is_none_or(|at| now >= at + trip) {
             self.has_moved(inside, now);
         }
     }
 
     fn has_moved(&self, inside: &mut Inside, now: Duration) {
-        inside.moved = Some(now);
+        inside.moved_at = Some(now);
         inside.stream.path_changed(now, None);
         self.moves.send_modify(|count| *count += 1);
     }
 
     /// While the listener does not answer: looks whether this machine has changed networks, and follows.
-    fn look(&self, inside: &mut Inside, now: Duration) {
-        let due = self.is_connecting && inside.stream.is_unanswered() && now >= inside.looked + LOOKING;
+    fn check_route(&self, inside: &mut Inside, now: Duration) {
+        let due = self.is_connecting
+            && inside.stream.is_unanswered()
+            && now >= inside.route_checked_at + ROUTE_CHECK_PAUSE;
         if !due {
             return;
         }
-        inside.looked = now;
+        inside.route_checked_at = now;
         // An error says that there is no network. Look again later.
         if follow_route(&inside.path.socket.socket, inside.path.peer.get()).unwrap_or(false) {
             self.has_moved(inside, now);
@@ -286,7 +289,7 @@ impl Pipe {
             Opening::Showing(cookie) => Some(cookie),
             Opening::Done => None,
         };
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_AT_ONCE {
             let Some((segment, bytes)) = inside.stream.poll_transmit(now) else { return };
             let bytes = &bytes[..];
             let packet = match cookie {
@@ -337,7 +340,7 @@ impl Pipe {
     /// this end waits for no ACK.
     pub(crate) fn unanswered(&self) -> Option<(Duration, Duration)> {
         let (inside, now) = (self.inside(), self.now());
-        let silent = now.saturating_sub(inside.stream.heard_at());
+        let silent = now.saturating_sub(inside.stream.last_packet_at());
         inside.stream.is_waiting().then(|| (silent, inside.stream.round_trip().unwrap_or_default()))
     }
 
@@ -353,7 +356,7 @@ impl Pipe {
     /// When this end closed the stream, if the stream still waits for the ACK of its last bytes.
     pub(crate) fn closed_at(&self) -> Option<Instant> {
         let inside = self.inside();
-        let shut = inside.shut.filter(|_| inside.broken.is_none() && !inside.over)?;
+        let shut = inside.shut_at.filter(|_| inside.broken.is_none() && !inside.over)?;
         Some(self.origin + shut)
     }
 
@@ -372,30 +375,30 @@ impl Pipe {
     fn step(&self) -> Option<Option<Duration>> {
         let (mut inside, now) = (self.inside(), self.now());
         if let Opening::Asking(at, count) = inside.opening {
-            let due = at + slower(UNMEASURED, count, RAREST);
+            let due = at + slower(INITIAL_PAUSE, count, MAX_PAUSE);
             if now >= due {
                 inside.opening = Opening::Asking(now, count.saturating_add(1));
                 self.ask(&inside, now);
             }
         }
-        self.look(&mut inside, now);
+        self.check_route(&mut inside, now);
         self.flush(&mut inside, now);
-        let until = inside.shut.map(|shut| {
+        let until = inside.shut_at.map(|shut| {
             let trip = inside.stream.round_trip().unwrap_or_default();
-            farewell_ends(shut, inside.stream.heard_at(), trip)
+            farewell_ends(shut, inside.stream.last_packet_at(), trip)
         });
         let delivered = inside.stream.is_delivered();
         let both = delivered && inside.stream.peer_has_ended();
         let late = until.is_some_and(|until| now >= until);
         // The stream was closed before the listener answered, so nothing was sent that needs an ACK.
-        let unmet = inside.shut.is_some() && matches!(inside.opening, Opening::Asking(..));
+        let unmet = inside.shut_at.is_some() && matches!(inside.opening, Opening::Asking(..));
         if inside.broken.is_some() || both || late || unmet {
             inside.over = true;
             inside.wake();
             return None;
         }
         let next = match inside.opening {
-            Opening::Asking(at, count) => Some(at + slower(UNMEASURED, count, RAREST)),
+            Opening::Asking(at, count) => Some(at + slower(INITIAL_PAUSE, count, MAX_PAUSE)),
             _ => inside.stream.poll_timeout(),
         };
         Some(next.into_iter().chain(until).min())
@@ -403,8 +406,8 @@ impl Pipe {
 
     fn shut(&self) {
         let (mut inside, now) = (self.inside(), self.now());
-        if inside.shut.is_none() {
-            inside.shut = Some(now);
+        if inside.shut_at.is_none() {
+            inside.shut_at = Some(now);
             inside.stream.close();
             self.flush(&mut inside, now);
             inside.wake();
@@ -415,8 +418,8 @@ impl Pipe {
 }
 
 /// When a stream that was closed at `shut` stops waiting for the ACK of its last bytes.
-fn farewell_ends(shut: Duration, heard_at: Duration, round_trip: Duration) -> Duration {
-    let silent = shut.max(heard_at) + limits::silence(FAREWELL, round_trip);
+fn farewell_ends(shut: Duration, last_packet_at: Duration, round_trip: Duration) -> Duration {
+    let silent = shut.max(last_packet_at) + limits::silence(FAREWELL, round_trip);
     silent.min(shut + 2 * limits::silence(LONGEST_FAREWELL / 2, round_trip))
 }
 
@@ -432,7 +435,7 @@ impl Drop for Line {
 impl HoledStream for Line {
     fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>> {
         let (mut inside, now) = (self.0.inside(), self.0.now());
-        if buffer.is_empty() || inside.shut.is_some() {
+        if buffer.is_empty() || inside.shut_at.is_some() {
             return Poll::Ready(Ok(Taken::Bytes(0)));
         }
         if let Some(count) = inside.stream.read(buffer) {
@@ -448,7 +451,7 @@ impl HoledStream for Line {
 
     fn poll_put(&self, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let (mut inside, now) = (self.0.inside(), self.0.now());
-        if inside.shut.is_some() || inside.broken.is_some() || inside.over {
+        if inside.shut_at.is_some() || inside.broken.is_some() || inside.over {
             return Poll::Ready(Err(inside.broken.unwrap_or(io::ErrorKind::BrokenPipe).into()));
         }
         if !inside.stream.has_room() {

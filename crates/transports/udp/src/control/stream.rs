@@ -2,7 +2,7 @@
 //!
 //! - A segment that is not acknowledged is retransmitted at a steady pace. The pause follows the RTT and the
 //!   measured loss rate: in a round trip it sends about as many copies as are needed for one to arrive. While
-//!   the peer is silent, the pause grows slowly, up to a round trip or [`RAREST`], whichever is longer.
+//!   the peer is silent, the pause grows slowly, up to a round trip or [`MAX_PAUSE`], whichever is longer.
 //! - The congestion window follows delay, not loss: it grows until the RTT rises.
 //! - The receive window grows when the reader has read a whole window. So an unauthenticated peer, which
 //!   sends little, uses little memory.
@@ -12,40 +12,40 @@ use std::time::Duration;
 
 use thalweg_wire::limits;
 
-use super::packet::{Segment, MOST, RANGES};
+use super::packet::{Segment, MAX_RANGES, MAX_SEGMENT_BYTES};
 
 /// Bytes that may wait to be sent or acknowledged.
 const CAPACITY: usize = 256 << 10;
 /// Initial and maximum receive window, in bytes.
-const WINDOW: (u32, u32) = (32 << 10, 1 << 20);
+const RECEIVE_WINDOW: (u32, u32) = (32 << 10, 1 << 20);
 /// Initial, minimum and maximum congestion window, in bytes.
-const CONGESTION: (usize, usize, usize) = (16 << 10, 4 << 10, 1 << 20);
+const CONGESTION_WINDOW: (usize, usize, usize) = (16 << 10, 4 << 10, 1 << 20);
 /// Minimum pause between two copies of a segment.
-const SHORTEST: Duration = Duration::from_millis(10);
+const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum pause between two copies, or the RTT if that is longer.
-pub(crate) const RAREST: Duration = Duration::from_millis(250);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// Pause after the first packet, before there is an RTT sample.
-pub(crate) const UNMEASURED: Duration = Duration::from_millis(50);
+pub(crate) const INITIAL_PAUSE: Duration = Duration::from_millis(50);
 /// Time that the peer may take to answer, in addition to the RTT.
-const BUSY: Duration = Duration::from_millis(5);
+const MAX_ACK_DELAY: Duration = Duration::from_millis(5);
 /// Per cent. In a round trip, so many copies are sent that at least one arrives with this probability.
-const ARRIVES: f64 = 95.0;
+const ARRIVAL_PERCENT: f64 = 95.0;
 /// Maximum number of copies in a round trip.
-const COPIES: u32 = 16;
+const MAX_COPIES: u32 = 16;
 /// Maximum number of segments that are retransmitted at a time. While the peer is silent, it is one.
-const TOGETHER: usize = 4;
+const MAX_TOGETHER: usize = 4;
 /// Number of retransmissions without any packet from the peer after which the peer counts as silent.
-const SILENT: u32 = 4;
+const SILENT_AFTER: u32 = 4;
 /// Packet threshold (RFC 9002, 6.1.1): a segment is lost if one that was sent this many packets later has
 /// arrived.
-const OVERTAKEN: u32 = 3;
+const PACKET_THRESHOLD: u32 = 3;
 /// Number of packets over which the loss rate is averaged.
-const AVERAGED: f64 = 64.0;
+const LOSS_SAMPLE: f64 = 64.0;
 /// The least time without a packet of the peer after which a connecting end sends one without bytes. By it a listener
 /// whose packets go to an old address finds the other one. In an established session heartbeats come more often.
-const ALIVE: Duration = Duration::from_secs(3);
+const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(3);
 /// How long a minimum RTT is valid. After that a longer RTT replaces it, because the route may have changed.
-const LEAST_TRIP: Duration = Duration::from_secs(10);
+const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
 
 /// The pause, 10 % longer for each unanswered retransmission.
 pub(crate) fn slower(pause: Duration, unanswered: u32, most: Duration) -> Duration {
@@ -98,7 +98,7 @@ pub(crate) struct Stream {
     /// Recent packets with bytes, and the lost ones among them. Both counts decay, for the loss rate.
     judged: (f64, f64),
     unanswered: u32,
-    heard_at: Duration,
+    last_packet_at: Duration,
     /// Bytes in order that the reader has not taken.
     incoming: VecDeque<u8>,
     /// Place of the first byte of `incoming`.
@@ -130,8 +130,8 @@ impl Stream {
             next: 0,
             flights: BTreeMap::new(),
             last: None,
-            peer_limit: WINDOW.0.into(),
-            congestion: CONGESTION.0,
+            peer_limit: RECEIVE_WINDOW.0.into(),
+            congestion: CONGESTION_WINDOW.0,
             shrinks: Duration::ZERO,
             trip: None,
             sent: 0,
@@ -139,7 +139,7 @@ impl Stream {
             peer_counts: (0, 0),
             judged: (4.0, 1.0),
             unanswered: 0,
-            heard_at: now,
+            last_packet_at: now,
             incoming: VecDeque::new(),
             taken: 0,
             early: BTreeMap::new(),
@@ -147,9 +147,9 @@ impl Stream {
             end: None,
             ended: false,
             discards: false,
-            window: WINDOW.0,
-            window_grows_at: u64::from(WINDOW.0),
-            offered: u64::from(WINDOW.0),
+            window: RECEIVE_WINDOW.0,
+            window_grows_at: u64::from(RECEIVE_WINDOW.0),
+            offered: u64::from(RECEIVE_WINDOW.0),
             counts: (0, 0),
             answer: None,
             alive: None,
@@ -197,7 +197,7 @@ impl Stream {
         self.taken += count;
         // Discarded bytes must not enlarge the window: nobody reads them.
         if !self.discards && self.taken >= self.window_grows_at {
-            self.window = (2 * self.window).min(WINDOW.1);
+            self.window = (2 * self.window).min(RECEIVE_WINDOW.1);
             self.window_grows_at = self.taken + u64::from(self.window);
         }
     }
@@ -212,7 +212,8 @@ impl Stream {
     /// known of the path (RFC 9000, section 9.4). `round_trip` is a first sample of it.
     pub(crate) fn path_changed(&mut self, now: Duration, round_trip: Option<Duration>) {
         let sample = round_trip.or(self.round_trip());
-        (self.congestion, self.shrinks, self.unanswered, self.trip) = (CONGESTION.0, Duration::ZERO, 0, None);
+        (self.congestion, self.shrinks, self.unanswered, self.trip) =
+            (CONGESTION_WINDOW.0, Duration::ZERO, 0, None);
         if let Some(sample) = sample {
             self.measured(now, sample);
         }
@@ -231,8 +232,8 @@ impl Stream {
 
     /// When the next sign of life is due.
     fn alive_at(&self) -> Option<Duration> {
-        let pause = limits::repetition(ALIVE, self.round_trip().unwrap_or_default());
-        Some(self.alive?.max(self.heard_at) + pause)
+        let pause = limits::repetition(KEEP_ALIVE_PAUSE, self.round_trip().unwrap_or_default());
+        Some(self.alive?.max(self.last_packet_at) + pause)
     }
 
     /// Whether segments were sent again and nothing has come from the peer since.
@@ -261,8 +262,8 @@ impl Stream {
     }
 
     /// When the last packet of the peer arrived.
-    pub(crate) fn heard_at(&self) -> Duration {
-        self.heard_at
+    pub(crate) fn last_packet_at(&self) -> Duration {
+        self.last_packet_at
     }
 
     fn reached(&self) -> u64 {
@@ -271,7 +272,7 @@ impl Stream {
 
     /// Handles a packet of the peer. Ignores values that no honest peer sends.
     pub(crate) fn handle(&mut self, now: Duration, segment: &Segment, bytes: &[u8]) {
-        self.heard_at = now;
+        self.last_packet_at = now;
         self.unanswered = 0;
         if let Some(echo) = segment.echo {
             let sample = Duration::from_micros(u64::from(clock(now).wrapping_sub(echo)));
@@ -334,8 +335,8 @@ impl Stream {
             }
             let (start, bytes) = entry.remove_entry();
             self.early_bytes -= bytes.len();
-            let known = (reached - start) as usize;
-            self.incoming.extend(bytes.get(known..).unwrap_or_default());
+            let duplicate = (reached - start) as usize;
+            self.incoming.extend(bytes.get(duplicate..).unwrap_or_default());
         }
     }
 
@@ -350,7 +351,8 @@ impl Stream {
             Some(Trip { smoothed, variation, least }) => Trip {
                 variation: (3 * variation + smoothed.abs_diff(sample)) / 4,
                 smoothed: (7 * smoothed + sample) / 8,
-                least: if sample <= least.0 || now.saturating_sub(least.1) > LEAST_TRIP.max(8 * smoothed) {
+                least: if sample <= least.0 || now.saturating_sub(least.1) > MIN_RTT_WINDOW.max(8 * smoothed)
+                {
                     (sample, now)
                 } else {
                     least
@@ -358,8 +360,8 @@ impl Stream {
             },
         };
         self.trip = Some(trip);
-        if sample > trip.least.0.mul_f64(1.5) + 4 * BUSY && now >= self.shrinks {
-            self.congestion = (self.congestion * 3 / 4).max(CONGESTION.1);
+        if sample > trip.least.0.mul_f64(1.5) + 4 * MAX_ACK_DELAY && now >= self.shrinks {
+            self.congestion = (self.congestion * 3 / 4).max(CONGESTION_WINDOW.1);
             self.shrinks = now + trip.smoothed;
         }
     }
@@ -376,7 +378,7 @@ impl Stream {
         self.peer_counts = (segment.seen, segment.received);
         self.judged.0 += f64::from(seen);
         self.judged.1 += f64::from(seen.saturating_sub(received));
-        if self.judged.0 > AVERAGED {
+        if self.judged.0 > LOSS_SAMPLE {
             self.judged = (self.judged.0 / 2.0, self.judged.1 / 2.0);
         }
     }
@@ -412,22 +414,22 @@ impl Stream {
         let passed = segment.ack.saturating_sub(self.acked).min(self.outgoing.len() as u64);
         self.outgoing.drain(..passed as usize);
         self.acked = self.acked.max(segment.ack);
-        self.congestion = (self.congestion + fresh).min(CONGESTION.2);
+        self.congestion = (self.congestion + fresh).min(CONGESTION_WINDOW.2);
         if let Some(newest) = newest {
             for flight in self.flights.values_mut() {
                 flight.lost |= newest.wrapping_sub(flight.number) < u32::MAX / 2
-                    && newest.wrapping_sub(flight.number) >= OVERTAKEN;
+                    && newest.wrapping_sub(flight.number) >= PACKET_THRESHOLD;
             }
         }
     }
 
     /// The pause before a segment is retransmitted, after `times` retransmissions.
     fn pause(&self, times: u32) -> Duration {
-        let Some(trip) = self.trip else { return slower(UNMEASURED, times, RAREST) };
-        let whole = trip.smoothed + (4 * trip.variation).max(BUSY);
+        let Some(trip) = self.trip else { return slower(INITIAL_PAUSE, times, MAX_PAUSE) };
+        let whole = trip.smoothed + (4 * trip.variation).max(MAX_ACK_DELAY);
         let loss = (self.judged.1 / self.judged.0).clamp(0.001, 0.9);
-        let copies = ((1.0 - ARRIVES / 100.0).ln() / loss.ln()).ceil().clamp(1.0, COPIES.into());
-        slower(whole.div_f64(copies).max(SHORTEST), times, RAREST.max(whole))
+        let copies = ((1.0 - ARRIVAL_PERCENT / 100.0).ln() / loss.ln()).ceil().clamp(1.0, MAX_COPIES.into());
+        slower(whole.div_f64(copies).max(MIN_PAUSE), times, MAX_PAUSE.max(whole))
     }
 
     fn due_at(&self, flight: &Flight) -> Duration {
@@ -445,10 +447,10 @@ impl Stream {
 
     /// How many of the oldest segments may be sent again at a time.
     fn together(&self) -> usize {
-        if self.unanswered > SILENT {
+        if self.unanswered > SILENT_AFTER {
             1
         } else {
-            TOGETHER
+            MAX_TOGETHER
         }
     }
 
@@ -497,7 +499,7 @@ impl Stream {
             open => open.min(permitted),
         };
         let (offset, left) = (self.next, written.saturating_sub(self.next));
-        let length = left.min(allowed).min(MOST as u64);
+        let length = left.min(allowed).min(MAX_SEGMENT_BYTES as u64);
         let ends = self.last == Some(self.next);
         self.next += if ends { 1 } else { length };
         (ends || length > 0).then_some((offset, length as usize, 0))
@@ -506,7 +508,7 @@ impl Stream {
     fn header(&mut self, now: Duration, offset: u64, ends: bool) -> Segment {
         self.offered = self.limit();
         let ack = self.reached() + u64::from(self.ended);
-        let mut ranges = [(0, 0); RANGES];
+        let mut ranges = [(0, 0); MAX_RANGES];
         let mut used = 0_usize;
         for (&start, bytes) in &self.early {
             let (from, length) = ((start - ack) as u32, bytes.len() as u32);

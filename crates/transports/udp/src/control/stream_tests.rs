@@ -220,7 +220,7 @@ fn a_reader_that_pauses_is_waited_for() {
         assert!(world.step(), "the sender has given up");
     }
     let held = world.ends[1].incoming.len() + world.ends[1].early.values().map(Vec::len).sum::<usize>();
-    assert!(held <= WINDOW.0 as usize + MOST, "{held} bytes");
+    assert!(held <= RECEIVE_WINDOW.0 as usize + MAX_SEGMENT_BYTES, "{held} bytes");
     let sent = world.count;
     while world.now < 200 * SECOND {
         assert!(world.step());
@@ -295,7 +295,7 @@ proptest! {
             let sent = std::iter::from_fn(|| stream.poll_transmit(now)).take(1_000).count();
             prop_assert!(sent < 1_000);
             let held = stream.incoming.len() + stream.early.values().map(Vec::len).sum::<usize>();
-            prop_assert!(held <= 2 * WINDOW.0 as usize, "{} bytes", held);
+            prop_assert!(held <= 2 * RECEIVE_WINDOW.0 as usize, "{} bytes", held);
             stream.read(&mut buffer);
         }
     }
