@@ -150,8 +150,8 @@ pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     rest.is_empty().then_some((length, u32::from_le_bytes(*sum)))
 }
 
-/// The first piece of a chunk of which `left` is still to be decoded, and the number of its encoded bytes, with which
-/// `rest` begins. `None` if the piece is not valid.
+/// The next piece of a chunk, and the number of its encoded bytes. `left` is the part of the chunk that is still to be
+/// decoded; `rest` are the encoded bytes of that part. `None` if the piece is not valid.
 fn next(left: Range, rest: &[u8]) -> Option<(Range, usize)> {
     if let Some(length) = low_rank::span_of(rest) {
         let piece = Range::new(left.start, left.start.checked_add(length.into())?);

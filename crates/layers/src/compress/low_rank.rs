@@ -1,4 +1,4 @@
-//! Low rank: a matrix travels as two thin factors whose product comes near it (PowerSGD, Vogels et al. 2019).
+//! Low rank: a matrix travels as two thin factors whose product approximates it (PowerSGD, Vogels et al. 2019).
 //!
 //! Tensors of float32 with two dimensions or more are matrices: the first dimension by all others. A sender finds the
 //! factors of its own update M by one step of power iteration (algorithm 1 of the paper): P = M Q, the columns
@@ -10,7 +10,7 @@
 //! columns of Q that it needs, so each chunk is decoded by itself. Fewer and longer chunks carry fewer copies of
 //! Q.
 //!
-//! | head | behind it |
+//! | head | the bytes after it |
 //! |---|---|
 //! | 8 | length (u32), the bytes as they are |
 //! | 9 | length (u32), columns (u32), first column (u32), rank (u16), rows of P, rows of Q^T (float32) |
@@ -30,7 +30,7 @@ pub const MAX_RANK: u16 = 64;
 /// Bytes of a span before its content.
 const SPAN_HEAD: usize = 5;
 const LOW_RANK_HEAD: usize = 15;
-/// A column of which no larger part is left after Gram-Schmidt, by its squared length, is rounding error.
+/// If Gram-Schmidt leaves at most this share of a column's squared length, what is left is rounding error.
 const MIN_REMAINDER: f32 = 1e-8;
 /// Sums are added in this many lanes, which compilers turn into vector instructions.
 const LANES: usize = 16;
@@ -45,9 +45,9 @@ struct Matrix {
     rank: usize,
     /// P of the update that was rounded last.
     left: Vec<f32>,
-    /// Q of that update, with which the next one starts.
+    /// Q of that update. The next update starts from it.
     right: Vec<f32>,
-    /// Whether the update has the product of the factors. If not, it has the values as they are.
+    /// Whether the update holds the product of the factors. Otherwise it holds the original values.
     is_product: bool,
 }
 
@@ -102,12 +102,12 @@ impl LowRank {
         Self { matrices }
     }
 
-    /// The values of all Q, with which the next update starts.
+    /// The values of all Q. The next update starts from them.
     pub fn starts(&self) -> impl Iterator<Item = f32> + '_ {
         self.matrices.iter().flat_map(|matrix| matrix.right.iter().copied())
     }
 
-    /// Goes on with the Q that [`LowRank::starts`] returned. Values that are not finite are left as they are.
+    /// Replaces all Q by values that [`LowRank::starts`] returned earlier. Ignores those that are not finite.
     pub fn resume(&mut self, starts: impl IntoIterator<Item = f32>) {
         let places = self.matrices.iter_mut().flat_map(|matrix| matrix.right.iter_mut());
         places.zip(starts).filter(|(_, start)| start.is_finite()).for_each(|(place, start)| *place = start);
@@ -129,7 +129,7 @@ impl LowRank {
         let mut at = chunk.start;
         for matrix in self.matrices.iter().filter(|matrix| matrix.is_product) {
             let part = matrix.range.intersect(Range::new(at, chunk.end));
-            // A value that is cut in two goes as it is.
+            // The bytes of a value that the chunk's border cuts in two are sent as they are.
             let (start, end) =
                 (part.start.next_multiple_of(VALUE as u64), part.end / VALUE as u64 * VALUE as u64);
             if start >= end {
@@ -144,7 +144,7 @@ impl LowRank {
     }
 }
 
-/// Appends spans of bytes as they are.
+/// Appends spans that carry their bytes unchanged.
 fn plain<'a>(range: Range, room: usize, spans: &mut Vec<Span<'a>>) {
     let fits = (room.saturating_sub(PREFACE + SPAN_HEAD).max(64) / 64 * 64) as u64;
     let mut at = range.start;
@@ -237,7 +237,7 @@ impl Matrix {
     }
 
     /// Appends the spans of a part of this matrix. A part that does not fit is cut between rows. Where the factors
-    /// are not smaller than the values, these go as they are.
+    /// are not smaller than the values, the values are sent unchanged.
     fn cut<'a>(&'a self, range: Range, room: usize, spans: &mut Vec<Span<'a>>) {
         let (rows, first, columns) = self.needed(range);
         let size = LOW_RANK_HEAD + self.rank * (rows.len() + columns.len()) * VALUE;
@@ -319,17 +319,21 @@ pub(super) fn span_of(rest: &[u8]) -> Option<u32> {
     (head == SPAN || head == LOW_RANK).then(|| u32::from_le_bytes(*length))
 }
 
-/// The numbers in the head of a span of factors.
+/// The head of a span of factors.
 struct Head {
+    /// Number of values that the span stands for.
     values: usize,
+    /// Number of columns of the matrix.
     columns: usize,
+    /// Column of the span's first value.
     first: usize,
+    /// Number of rows that the span touches.
     rows: usize,
     rank: usize,
 }
 
 impl Head {
-    /// Reads the head behind its first byte. `None` if its numbers cannot be.
+    /// Parses the head after its first byte. `None` if its numbers are not those of a valid span.
     fn read(rest: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(*rest.get(at..)?.first_chunk()?));
         let (length, columns, first) = (word(0)?, word(4)?, word(8)?);

@@ -37,9 +37,9 @@ use crate::progress::Progress;
 use crate::wrap::{add, nothing, send_instead};
 use crate::{Layer, Links, Side};
 
-/// Bytes that are compressed before they are sent. They are sent as one update.
+/// Bytes that are compressed before they are sent together.
 const BATCH: usize = 4 << 20;
-/// Bytes that a chunk must have room for if it is to carry factors of matrices.
+/// Minimum chunk size of a transport that can carry the factors of matrices, in bytes.
 const MIN_CHUNK_FOR_FACTORS: u32 = 64 << 10;
 const HELLO: &[u8] = b"thalweg compress 1 ";
 
@@ -127,7 +127,7 @@ impl Layer for Compress {
     fn capabilities(&self, inner: Capabilities) -> Capabilities {
         let max_chunk = self.holds(inner.max_chunk);
         let preferred = match (self.scheme, inner.preferred_chunk) {
-            // Each chunk carries its own copy of factors, so the longest chunks are the smallest.
+            // Each chunk carries its own copy of Q, so the longest chunks need the fewest bytes in all.
             (Some(Scheme::PowerSgd(_)), _) => max_chunk,
             (_, 0) => 0,
             (_, preferred) => self.holds(preferred),
@@ -252,7 +252,7 @@ impl CompressedLink {
             &plain[at..at + part.len() as usize]
         };
         let mut chunks = Chunks::begin(batch, room, chunk.range().start);
-        // The factors are of these bytes: as long as they are borrowed, nobody writes to the arena.
+        // These factors belong to these bytes: nobody writes to the arena while its bytes are borrowed.
         let factors = self.sends.is_low_rank().then(|| Arena::of(&plain)).flatten();
         match factors.and_then(|(arena, _)| arena.attachment::<Factors>()) {
             Some(factors) => {

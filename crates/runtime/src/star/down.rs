@@ -1,5 +1,5 @@
-//! The way down, if the server sends by how much its model changes: the clients' model, and the difference that
-//! leads to it from the one before.
+//! The way down with `compression.down`: the server sends rounded differences. This is the clients' model, and the
+//! difference from its last version.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -20,8 +20,8 @@ struct State {
     is_set: bool,
 }
 
-/// The clients' model: what each client that takes part in a round has before training. It differs from the
-/// server's by what the scheme has left out so far.
+/// The clients' model: the model that each client of a round has before it trains. It differs from the server's
+/// model by what rounding has left out so far.
 pub(crate) struct Down {
     scheme: Scheme,
     pub held: Arena,
@@ -37,7 +37,7 @@ impl Down {
         Ok(Self { scheme, held, difference, state: Mutex::default() })
     }
 
-    /// Makes the next version of the clients' model. `claim` waits for memory that was being sent.
+    /// Makes the next version of the clients' model. `claim` waits until memory that is being sent is free.
     ///
     /// # Errors
     /// The reason why the memory cannot be used.

@@ -16,8 +16,8 @@ use thalweg_wire::{checksum, Layout, Ranges};
 use crate::engine::CHUNK_TIMEOUT;
 use crate::lock;
 
-/// The first bytes of a file with a residual. The layout's hash, a CRC-32C of the values, and the values follow: the
-/// residual, and what the next update's factors start from.
+/// The first bytes of a residual's file. The layout's hash, a CRC-32C of the values, and the values follow: the
+/// residual, and for `powersgd` the Q from which the next update starts.
 const MAGIC: &[u8] = b"thalweg residual 1\n";
 
 /// What the memory for sending holds.
@@ -37,7 +37,7 @@ struct State {
     holds: Holds,
     /// Memory of a model's size, from which updates are sent.
     sent: Option<Arena>,
-    /// What earlier updates left out: one value for each four bytes of the model.
+    /// The sum of what earlier updates have left out: one value for each four bytes of the model.
     residual: Vec<f32>,
     /// The factors of the update, if it is of low rank. They are attached to `sent`, so that the layer finds them.
     factors: Option<Attached<Factors>>,
@@ -61,8 +61,8 @@ impl Feedback {
         Self { scheme, file, seed, state: Mutex::default() }
     }
 
-    /// Puts a received model together: if `model` holds a difference, from the last one that was received. Keeps it
-    /// for the next difference.
+    /// Completes a received model. If `model` holds a difference, replaces it by the last received model plus the
+    /// difference. Keeps the result for the next difference.
     ///
     /// # Errors
     /// The reason why there is no such model, or no memory.
@@ -165,7 +165,7 @@ impl Feedback {
     }
 }
 
-/// Reads a residual, and what factors start from.
+/// Reads a residual, and the Q from which the next update starts.
 fn load(file: &Path, layout: &Layout, residual: &mut [f32], factors: Option<&Factors>) -> Result<(), String> {
     let unfit = |why: &str| {
         let file = file.display();
@@ -250,7 +250,7 @@ mod tests {
         bytes[..1200].chunks_exact(4).map(|w| f64::from(f32::from_le_bytes([w[0], w[1], w[2], w[3]]))).sum()
     }
 
-    /// What a round sends, of a model that training moves by `fill(1.0)`.
+    /// The sum of the values that a round sends, if training changes the model by `fill(1.0)`.
     fn round(feedback: &Feedback, lost: &Ranges) -> f64 {
         let (model, layout) = (arena(0.0), layout());
         feedback.begin(&model, &layout).unwrap();

@@ -50,7 +50,7 @@ pub struct Ends {
     pub inner: Arc<dyn Link>,
     /// The socket that sends chunks.
     pub outgoing: Lane,
-    /// The cost that the peer's receive buffer holds; see [`cost`](crate::window::cost).
+    /// How much the peer's receive buffer holds, as [`cost`](crate::window::cost).
     pub window: u64,
     /// The socket that receives chunks.
     pub incoming: Lane,
@@ -58,7 +58,8 @@ pub struct Ends {
     pub standing: Standing,
     /// What carries the link.
     pub carriers: Carriers,
-    /// Changes when this end, a connecting one whose control messages go by datagrams, has another address.
+    /// Changes each time when this end's address has changed. Only a connecting end whose control messages go by
+    /// datagrams notices that.
     pub moves: Option<watch::Receiver<u64>>,
 }
 
@@ -102,9 +103,8 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// Handshake of the listener's end. `control` carries `inner`.
-/// `unauthenticated_peers` are the places of the peer's two sockets in the
-/// admission queue, if there is one.
+/// Handshake of the listener's end. `control` says what carries `inner`. `unauthenticated_peers` are the places of the
+/// peer's two sockets in the admission queue, if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
     control: Carrier,

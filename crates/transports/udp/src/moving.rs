@@ -12,7 +12,7 @@
 //! | 17 | | 15 bytes, 0 |
 //! | 32 | cookie | 24 bytes, of kinds 8 and 9: a [proof](crate::control::cookie) of this address, this link and this time |
 //!
-//! The connecting end sends datagrams of its own accord when it learns that it has moved: [`announce_moves`].
+//! When the connecting end learns that its address has changed, it sends hellos at once: [`announce_moves`].
 
 use std::future::Future;
 use std::io;
@@ -38,15 +38,15 @@ const ANSWER: u8 = 9;
 const HERE: u8 = 10;
 /// Least time between two challenges to the same address.
 const CHALLENGE_PAUSE: Duration = Duration::from_millis(10);
-/// How long a connecting end says that it has moved. The other end notices it by later datagrams too.
+/// How long a connecting end sends hellos after its address has changed. Later datagrams show it too.
 const ANNOUNCE_TIME: Duration = limits::ANSWERED;
 
-/// The address of a connecting peer, as the listener's end knows it, and what it takes to change it. Does no I/O.
+/// The address of a connecting peer as the listener's end knows it, and the checks before it changes. Does no I/O.
 #[derive(Debug)]
 pub(crate) struct PeerAddress {
     address: SocketAddr,
-    /// When the peer was first seen there, in whole milliseconds, like the times of cookies. A challenge from
-    /// before does not count any more: somebody may have recorded its answer.
+    /// When the peer was first seen there, in whole milliseconds, like the times of cookies. Earlier challenges
+    /// are not valid any more: somebody may have recorded their answers.
     since: Duration,
     /// The address that was challenged last, and when.
     challenged: Option<(SocketAddr, Duration)>,
@@ -129,7 +129,7 @@ impl AddressMessage {
         }
     }
 
-    /// Whether a datagram that may be sealed is a challenge, by its kind, which is not encrypted.
+    /// Whether a datagram, sealed or not, has the kind of a challenge. The kind is not encrypted.
     pub(crate) fn looks_like_challenge(datagram: &[u8]) -> bool {
         datagram.get(16) == Some(&CHALLENGE)
     }
@@ -151,12 +151,12 @@ impl Encode for AddressMessage {
 
 const _: () = assert!(PREFIX_BYTES + COOKIE_BYTES <= PREFIX_BYTES * 7 / 4);
 
-/// Connects the socket anew if the system sends to `peer` from another address than when it was connected: this
-/// machine has changed networks. Returns whether it did. A socket keeps the address that it had when it was
-/// connected, and cannot send once this machine has that address no more.
+/// Connects the socket again if this machine has changed networks, so that the system now sends to `peer` from another
+/// address. Returns whether it did. A socket keeps the source address that it got when it was connected, and cannot
+/// send once this machine has lost that address.
 ///
 /// # Errors
-/// Those of the system, while there is no way to the peer.
+/// Those of the system, while there is no route to the peer.
 pub(crate) fn follow_route(socket: &UdpSocket, peer: SocketAddr) -> io::Result<bool> {
     if source_to(peer)? == socket.local_addr()?.ip() {
         return Ok(false);
@@ -177,9 +177,10 @@ fn source_to(peer: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Task of a connecting end's link. Each time when its control stream has `moves`, it sends hellos on the sockets
-/// for chunks, until something comes back on each. Else an end that only receives would not be found at its other
-/// address. `read` reads what has arrived on a socket that nobody else reads all the time.
+/// Task of a connecting end's link. Each time when the control stream reports a new address in `moves`, it sends
+/// hellos on the sockets for chunks until something comes back on each. Without them, the listener would not learn the
+/// new address of an end that only receives. `read` reads what has arrived on the socket that no other task always
+/// reads.
 pub async fn announce_moves<F: Future<Output = ()>>(
     lanes: [Arc<Lane>; 2],
     mut moves: watch::Receiver<u64>,
@@ -200,7 +201,7 @@ pub async fn announce_moves<F: Future<Output = ()>>(
                 .for_each(|number| lanes[number].send_hello(number as u64));
             tokio::select! {
                 () = sleep(pause) => {}
-                // It has moved again: begin anew.
+                // The address has changed again: start over.
                 () = has_changed(&moves) => break,
             }
             read().await;
@@ -209,7 +210,7 @@ pub async fn announce_moves<F: Future<Output = ()>>(
     }
 }
 
-/// Waits until there are moves that were not seen.
+/// Waits until `moves` has changed since it was last read.
 async fn has_changed(moves: &watch::Receiver<u64>) {
     let mut moves = moves.clone();
     if moves.changed().await.is_err() {

@@ -15,7 +15,7 @@ use crate::window::{cost, Permit, Window};
 
 /// Bytes that a datagram with a chunk has on the network link, with the headers of UDP and IP.
 const BYTES: usize = WHOLE + 28;
-/// Bytes that any other datagram has on the network link.
+/// Bytes that a probe or a report has on the network link.
 const SMALL: usize = 32 + 28;
 /// Cost of a datagram with a chunk.
 const FULL: u64 = cost(WHOLE);

@@ -13,7 +13,7 @@ use thalweg_transport::{Error, ErrorKind, Kind, Options, Peer, Result, Setting};
 use crate::datagram::{Key, PREFIX_BYTES};
 use crate::hello::Dialect;
 
-/// Bytes of the link's key that stay in a sealed datagram.
+/// Number of bytes of the link's key that a sealed datagram begins with. Its number takes the place of the others.
 const KEY: usize = 8;
 /// Where the number stands in a sealed datagram.
 const NUMBER: std::ops::Range<usize> = KEY..16;

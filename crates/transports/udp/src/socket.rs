@@ -49,9 +49,9 @@ pub struct Lane {
     cookies: Option<Cookies>,
     /// Time zero of the cookies.
     origin: Instant,
-    /// How often the connecting end has received something of its peer.
+    /// How often the connecting end has received datagrams of its peer.
     receive_count: AtomicU64,
-    /// Notified when the peer has another address, or knows that this end has.
+    /// Notified when the peer's address has changed, or when the peer knows this end's new address.
     moved: Notify,
     /// Size of the receive buffer to ask the kernel for, in bytes.
     wanted: usize,
@@ -66,7 +66,7 @@ pub struct Lane {
 pub(crate) struct Unbound {
     socket: UdpSocket,
     wanted: usize,
-    /// The cost that its receive buffer will hold; see [`cost`](crate::window::cost).
+    /// How much its receive buffer will hold, as [`cost`](crate::window::cost).
     pub window: u64,
     /// The port that the system has chosen.
     pub port: u16,
@@ -278,17 +278,18 @@ impl Lane {
         self.address().get()
     }
 
-    /// Waits until the peer has another address, or knows that this end has. What was sent before may be lost.
+    /// Waits until the peer's address has changed, or until the peer knows this end's new address. What was sent
+    /// before may be lost.
     pub async fn moved(&self) {
         self.moved.notified().await;
     }
 
-    /// How often the connecting end has received something of its peer.
+    /// How often the connecting end has received datagrams of its peer.
     pub(crate) fn receive_count(&self) -> u64 {
         self.receive_count.load(Ordering::Relaxed)
     }
 
-    /// Sends from the address that is on the way to the peer now, if this machine has changed networks.
+    /// If this machine has changed networks, sends from its new address from now on.
     pub(crate) fn follow_route(&self) {
         // Ignore an error: there is no network now. The control stream looks again, and then this is called.
         let _ = follow_route(&self.socket, self.peer());

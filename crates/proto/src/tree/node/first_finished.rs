@@ -7,7 +7,7 @@ use thalweg_wire::tree::{Answer, MeanAnswer, PeerRequest, Statement};
 
 use super::{AggregatorNode, AggregatorStep, RequestId, Top};
 
-/// What the node does for the fold of all nodes' sums.
+/// The node's state in the fold of all nodes' sums.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     stage: Stage,
@@ -24,7 +24,7 @@ enum Stage {
     Apart,
     /// Its own sums are being added.
     Starting { request: RequestId, work: u32 },
-    /// It is the top, and nothing is under way.
+    /// It is the top, and nothing is in progress.
     Leading,
     /// It has asked another node for its sums.
     Asking { request: RequestId, ask: u32, node: String, claim: Statement },
@@ -35,7 +35,7 @@ enum Stage {
 }
 
 impl Gathering {
-    /// Ends all that is under way. Returns the root's requests and the asks that it was for.
+    /// Gives up all work in progress. Returns the root's requests that it was for, and the requests to other nodes.
     pub fn end(&mut self) -> (Vec<RequestId>, Vec<u32>) {
         let mut asks = Vec::new();
         let mut requests: Vec<RequestId> = std::mem::take(&mut self.joining).into_values().collect();

@@ -2,14 +2,13 @@
 //! asks for, takes the sums of other nodes, and gives them its own.
 //!
 //! The node is a server of tasks for the other nodes, and a member of their tasks. It asks them with
-//! [`AggregatorStep::Ask`], and gets their requests with [`AggregatorNode::peer_requested`]. Its driver folds, and
-//! moves bytes: each step names the bytes that it is about. Steps on bytes must take place in their order. Those
-//! that take long have a number, with which the driver reports their end, when it comes.
+//! [`AggregatorStep::Ask`], and gets their requests with [`AggregatorNode::peer_requested`]. Its driver folds and
+//! moves bytes: each step names the bytes that it is about. The driver must carry out steps on bytes in their order.
+//! Steps that take long have a number, by which the driver reports their end.
 //!
-//! A node gives its sums only in the round that they are of, and writes a part of a mean that it got to its
-//! model only when the root begins a round with the last round's mean ([`AggregatorNode::begin`]). So if a
-//! node is lost, the root can begin anew with the nodes that are left, and these are in the state that they
-//! had before.
+//! A node gives its sums only in the round to which they belong. It keeps a part of a mean that it received, and writes
+//! it to its model only when the root begins a round with the last round's mean ([`AggregatorNode::begin`]). So if
+//! a node is lost, the root can start over with the nodes that are left, whose state has not changed.
 
 mod first_finished;
 mod sharded;
@@ -44,38 +43,38 @@ pub enum AggregatorStep {
         /// The nodes; at least one.
         nodes: Vec<String>,
     },
-    /// Answers to this request are not wanted any more.
+    /// Do not wait for further answers to this request.
     CancelAsk {
         /// The request's number.
         ask: u32,
     },
-    /// Begin to add up sums of these bytes of updates, of all without it, and drop those that there are.
+    /// Start new sums, and drop the existing ones.
     BeginSums {
-        /// The bytes.
+        /// The bytes of updates that the sums cover; `None`: all.
         part: Option<Bytes>,
     },
     /// Add this node's own sums, then call [`AggregatorNode::merged`].
     MergeOwn {
-        /// The number of this work.
+        /// The number by which the driver reports the end of this step.
         work: u32,
-        /// What is stated of the sums.
+        /// This node's statement about its sums.
         claim: Statement,
     },
     /// Add the sums that came with a node's answer, then call [`AggregatorNode::merged`].
     Merge {
-        /// The number of this work.
+        /// The number by which the driver reports the end of this step.
         work: u32,
         /// The request that the node answered.
         ask: u32,
         /// The node.
         node: String,
-        /// What is stated of the sums.
+        /// That node's statement about its sums.
         claim: Statement,
     },
     /// Compute the mean of the sums and write it to the model, then call [`AggregatorNode::computed`]. If the
     /// sums are of a part of the bytes, save these bytes of the model first.
     Compute {
-        /// The number of this work.
+        /// The number by which the driver reports the end of this step.
         work: u32,
     },
     /// Write the bytes that [`AggregatorStep::Compute`] saved to the model again, if it saved any.
@@ -84,7 +83,7 @@ pub enum AggregatorStep {
     Keep {
         /// The request.
         request: RequestId,
-        /// The bytes of the model that it is of.
+        /// The bytes of the model that the part covers.
         part: Bytes,
     },
     /// Write the kept parts of the mean to the model.
@@ -104,7 +103,7 @@ pub enum AggregatorStep {
     GiveSums {
         /// The request.
         request: RequestId,
-        /// The bytes of updates; `None`: all.
+        /// The bytes of updates that the sums cover; `None`: all.
         part: Option<Bytes>,
     },
     /// Refuse a request.
@@ -114,7 +113,7 @@ pub enum AggregatorStep {
         /// Why.
         reason: String,
     },
-    /// Wait no more for another node: its process has ended.
+    /// Stop waiting for another node, whose process has ended.
     Forget {
         /// The node.
         node: String,
@@ -123,7 +122,7 @@ pub enum AggregatorStep {
     },
 }
 
-/// What a node does with the sums of all nodes.
+/// The node's part in folding the sums of all nodes, by the kind of top.
 enum Top {
     FirstFinished(Gathering),
     Sharded(Shard),
@@ -169,7 +168,7 @@ impl AggregatorNode {
     /// round before; without it, the root has sent the model. The round begins once the steps are done.
     ///
     /// # Errors
-    /// If `kept`, and this node has not got all parts of that mean. If a later round has begun already.
+    /// If `kept` is true and this node lacks a part of that mean; if a later round has begun already.
     pub fn begin(&mut self, round: u32, kept: bool) -> Result<(), String> {
         if round < self.round {
             return Err(format!("round {round} is over: this node is in round {}", self.round));
@@ -199,7 +198,7 @@ impl AggregatorNode {
         self.holds_sums = holds_sums;
     }
 
-    /// The root asks for something. Its answer is a step, now or later.
+    /// A request of the root has arrived. The answer is a step, now or later.
     pub fn requested(&mut self, request: RequestId, what: Request) {
         match (self.kind(), what) {
             (_, Request::ForgetNode { node, why }) => {
@@ -221,7 +220,7 @@ impl AggregatorNode {
         }
     }
 
-    /// Another node asks for something. `tensor_bytes`: the size of what came with the request, if anything did.
+    /// A request of another node has arrived. `tensor_bytes`: the size of the tensors that came with it, if any.
     pub fn peer_requested(&mut self, request: RequestId, what: PeerRequest, tensor_bytes: Option<u64>) {
         let (PeerRequest::Sums { round, .. } | PeerRequest::Mean { round, .. }) = &what;
         if *round != self.round {
@@ -251,7 +250,7 @@ impl AggregatorNode {
         }
     }
 
-    /// There are no more answers to a request.
+    /// No further answer to this request will come.
     pub fn all_answered(&mut self, ask: u32) {
         match self.top {
             Top::FirstFinished(_) => self.sums_arrived(ask, "", Err("it gave no answer".into())),
@@ -280,7 +279,7 @@ impl AggregatorNode {
         self.steps.pop_front()
     }
 
-    /// Gives up what is under way. Refuses the requests of the root that it was for.
+    /// Gives up all work in progress, and refuses the root's requests that it was for.
     fn end_work(&mut self, reason: &str) {
         let (requests, asks) = match &mut self.top {
             Top::FirstFinished(gathering) => gathering.end(),

@@ -14,10 +14,10 @@ use thalweg_wire::tree::{Answer, Bytes, MeanAnswer, PeerRequest, Statement};
 
 use super::{AggregatorNode, AggregatorStep, RequestId, Top};
 
-/// What the node does for the fold of all nodes' sums. It is made anew in each round.
+/// The node's state in the fold of all nodes' sums. It is made anew in each round.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    /// The root's try; 0: none in this round.
+    /// The turn that the root began last; 0: none in this round.
     turn: u32,
     /// The part of each node that has one.
     parts: BTreeMap<String, Bytes>,
@@ -29,12 +29,12 @@ pub(super) struct Shard {
 
 #[derive(Debug, Default)]
 enum Stage {
-    /// It has no sums of its part.
+    /// The node has no sums of its part.
     #[default]
     Empty,
     /// Sums of its part are being requested and added.
     Folding(Folding),
-    /// It has the sums of all nodes of its part.
+    /// The sums of all nodes for its part are added.
     Folded { part: Bytes },
     /// The mean of its part is being computed. It is to be sent to these nodes.
     Computing { request: RequestId, work: u32, part: Bytes, to: Vec<String> },
@@ -44,10 +44,11 @@ enum Stage {
 struct Folding {
     request: RequestId,
     part: Bytes,
-    /// What is stated of the sums of each node.
+    /// Each node's statement about its sums.
     claims: BTreeMap<String, Statement>,
-    /// The request for sums, and the nodes that have not answered it.
+    /// The request for sums, while answers may come.
     ask: Option<u32>,
+    /// The nodes that have not answered it.
     awaited: BTreeSet<String>,
     /// The nodes whose sums are being added, by the number of that work.
     merging: BTreeMap<u32, String>,
@@ -57,10 +58,11 @@ struct Folding {
 /// The node's part of the mean on its way to the other nodes.
 #[derive(Debug)]
 struct Sending {
-    /// The request that is not over.
+    /// The request that carries it, until it has all answers.
     ask: Option<u32>,
+    /// The nodes that have the part.
     has: Vec<String>,
-    /// The root's request that waits for the answers.
+    /// The root's request that this node answers once it has all answers.
     confirm: Option<RequestId>,
 }
 
@@ -70,7 +72,7 @@ impl Shard {
         !self.parts.is_empty() && self.parts.values().all(|part| self.means.contains(part))
     }
 
-    /// Ends all that is under way. Returns the root's requests and the asks that it was for.
+    /// Gives up all work in progress. Returns the root's requests that it was for, and the requests to other nodes.
     pub fn end(&mut self) -> (Vec<RequestId>, Vec<u32>) {
         let (mut requests, mut asks) = (Vec::new(), Vec::new());
         match std::mem::take(&mut self.stage) {
@@ -155,8 +157,8 @@ impl AggregatorNode {
         }
     }
 
-    /// A top that cannot be reached waits for this node's sums in vain, so this node ends its own fold. If it
-    /// has no part of its own, the top says that it did not come.
+    /// A top that this node cannot reach would wait for its sums in vain, so this node ends its own fold, which
+    /// tells the root. If this node has no part of its own, the top reports that its sums did not come.
     pub(super) fn joined_top(&mut self, address: &str, outcome: Result<(), String>) {
         let Err(reason) = outcome else { return };
         if self.folding().is_some() {

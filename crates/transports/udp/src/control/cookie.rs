@@ -2,10 +2,9 @@
 //!
 //! A cookie is a time and a MAC (HMAC-SHA256, 16 bytes of it) over that time, the peer's address and the id of
 //! its stream, by a key that only the listener has. This is address validation as in RFC 9000, section 8.1.
-
 //!
-//! A cookie that is sent to another address of a peer is a challenge. Its answer has a proof too: under TLS a MAC
-//! over the cookie, by a key that only the two ends have. So whoever sees the packets cannot answer.
+//! A cookie that is sent to a new address of a peer is a challenge. Its answer also has a proof: with TLS, a MAC of the
+//! cookie by a key that only the two ends have. So somebody who only sees the packets cannot answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -54,8 +53,8 @@ impl Cookies {
     }
 }
 
-/// The proof that belongs to the answer to a challenge. `secret` is that of the two ends; none without TLS, and
-/// before its handshake is over.
+/// The proof in the answer to a challenge. `secret` is known to the two ends only. It is `None` without TLS, and until
+/// TLS's handshake is over.
 pub(crate) fn proof(secret: Option<&[u8; 32]>, cookie: &Cookie) -> Proof {
     let key = Key::new(HMAC_SHA256, secret.map_or(&[][..], |secret| &secret[..]));
     let mac = hmac::sign(&key, &[b"thalweg address", &cookie[..]].concat());

@@ -16,8 +16,8 @@ use super::pipe::{Line, Path, Pipe, Socket};
 use crate::moving::PeerAddress;
 
 const CONNECT: &str = "connect";
-/// The peer's program counts as ended after this many ICMP messages that its port is closed, if no packet of
-/// the peer has arrived for at least [`MIN_SILENCE`].
+/// After this many ICMP messages that the peer's port is closed, its program counts as ended, if no packet of the
+/// peer has arrived for at least [`MIN_SILENCE`].
 const MIN_ICMP_MESSAGES: u32 = 3;
 /// Minimum time without a packet of the peer before the ICMP messages count. Anybody can forge such a message
 /// (RFC 5927, section 4), but not the peer's silence.

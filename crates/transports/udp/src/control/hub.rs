@@ -118,6 +118,7 @@ fn lock(pipes: &Pipes) -> MutexGuard<'_, Streams> {
     pipes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Reads the socket, and passes each packet to its stream.
 struct HubReader {
     socket: Arc<Socket>,
     cookies: Cookies,

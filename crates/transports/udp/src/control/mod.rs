@@ -6,8 +6,8 @@
 //! 3. The connecting end sends its first segments, with the cookie, which shows that it receives at its
 //!    address. Only now does the listener make its end of the [stream].
 //!
-//! A packet of the stream that comes from another address is answered by a challenge. The listener's end takes the
-//! address as the peer's after the [answer](crate::moving) from there.
+//! If a packet of the stream comes from another address, the listener sends a challenge there. Once the peer has
+//! [answered](crate::moving) from there, the listener's end sends to that address.
 //!
 //! The stream carries the same bytes as the TCP connection would: TLS if the job has it, and in it the tcp
 //! transport's frames. So certificates, tokens and the keys of datagrams are as they are over TCP. With TLS a forged

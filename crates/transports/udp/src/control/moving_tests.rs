@@ -6,13 +6,13 @@ use crate::control::packet::Id;
 
 pub(super) const ID: Id = [0; 16];
 
-/// The addresses at which the first end is, one after the other.
+/// The addresses that the first end has, one after the other.
 pub(super) fn address(number: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1], 4000 + number))
 }
 
 impl World {
-    /// A packet arrives at an end. What goes to an address where the first end is no more is lost.
+    /// A packet arrives at an end. Packets to an old address of the first end are lost.
     pub(super) fn arrive(&mut self, to: usize, packet: &[u8], address: SocketAddr) {
         if to == 0 && Some(address) == self.forger {
             self.forged.1 += packet.len();
@@ -131,7 +131,7 @@ fn a_client_that_only_waits_is_found() {
     }
 }
 
-/// The client moves on before it was found at the first place.
+/// The client's address changes again before the server knows the first new one.
 #[test]
 fn a_client_that_moves_twice_in_a_row_is_found_at_the_last_place() {
     for seed in 0..8 {

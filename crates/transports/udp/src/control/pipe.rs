@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Maximum of that time, or eight round trips if they take longer. Otherwise a peer that sends but
 /// acknowledges nothing would hold the stream, and the program that closes it, for ever.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(16);
-/// Pause between two looks at the route to the peer, while it does not answer.
+/// Pause between two checks of the route to the peer, while it does not answer.
 const ROUTE_CHECK_PAUSE: Duration = Duration::from_millis(250);
 
 /// A UDP socket, and what the system supports on it.
@@ -88,7 +88,7 @@ pub(crate) struct Pipe {
     inside: Mutex<Inside>,
     /// Wakes the task after each change.
     changed: Notify,
-    /// How often this end, a connecting one, has found that it has another address.
+    /// How often this end has found that its address had changed. Only a connecting end notices that.
     moves: watch::Sender<u64>,
 }
 
@@ -96,7 +96,7 @@ struct Inside {
     path: Path,
     stream: Stream,
     opening: Opening,
-    /// What only the two ends know, under TLS.
+    /// With TLS, a secret of the two ends.
     secret: Option<[u8; 32]>,
     /// When this end last found that its address had changed.
     moved_at: Option<Duration>,
@@ -165,24 +165,24 @@ impl Pipe {
         self.origin.elapsed()
     }
 
-    /// The address that this end sends to.
+    /// The address to which this end sends.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.inside().path.peer.get()
     }
 
-    /// Changes each time when this end, a connecting one, has found that it has another address.
+    /// Changes each time when this end has found that its address had changed. Only a connecting end notices that.
     pub(crate) fn moves(&self) -> watch::Receiver<u64> {
         self.moves.subscribe()
     }
 
-    /// The listener's challenge for `from`, where a packet of this stream has come from, if it is time for one.
-    /// `now` is the time of `cookies`.
+    /// The challenge to send to `from`, the source of a packet of this stream. `None` if the peer is known to be there,
+    /// or was challenged there a moment ago. `now` is the time of `cookies`.
     pub(crate) fn challenge(&self, cookies: &Cookies, now: Duration, from: SocketAddr) -> Option<Cookie> {
         self.inside().path.peer.challenge(cookies, now, from, &self.id)
     }
 
-    /// Handles an answer to a challenge: if it is right, sends to `from` from now on. `now` is the time of `cookies`,
-    /// and `to` the address of this machine where the answer came.
+    /// Handles an answer to a challenge. If it is valid, this end sends to `from` from now on. `now` is the time of
+    /// `cookies`, and `to` the address of this machine at which the answer arrived.
     pub(crate) fn challenge_answered(
         &self,
         cookies: &Cookies,
@@ -192,7 +192,8 @@ impl Pipe {
         proof: &Proof,
     ) {
         let mut inside = self.inside();
-        // Before the peer has finished the handshake of TLS, this end has no secret, and the peer may have one.
+        // The peer may have the secret before this end does, while TLS's handshake goes on. So without a secret,
+        // accept any proof.
         let is_proved =
             inside.secret.is_none_or(|secret| cookie::is_same(proof, &cookie::proof(Some(&secret), cookie)));
         if !is_proved {
@@ -224,7 +225,8 @@ impl Pipe {
         self.moves.send_modify(|count| *count += 1);
     }
 
-    /// While the listener does not answer: looks whether this machine has changed networks, and follows.
+    /// If the listener does not answer, checks whether this machine has changed networks. If so, sends from its new
+    /// address from now on.
     fn check_route(&self, inside: &mut Inside, now: Duration) {
         let due = self.is_connecting
             && inside.stream.is_unanswered()
@@ -233,7 +235,7 @@ impl Pipe {
             return;
         }
         inside.route_checked_at = now;
-        // An error says that there is no network. Look again later.
+        // An error means that there is no network now. Check again later.
         if follow_route(&inside.path.socket.socket, inside.path.peer.get()).unwrap_or(false) {
             self.has_moved(inside, now);
         }

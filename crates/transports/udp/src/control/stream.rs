@@ -41,13 +41,14 @@ const SILENT_AFTER: u32 = 4;
 const PACKET_THRESHOLD: u32 = 3;
 /// Number of packets over which the loss rate is averaged.
 const LOSS_SAMPLE: f64 = 64.0;
-/// The least time without a packet of the peer after which a connecting end sends one without bytes. By it a listener
-/// whose packets go to an old address finds the other one. In an established session heartbeats come more often.
+/// A connecting end that has received nothing for this long, or longer over a slow path, sends a packet without bytes.
+/// It shows the new address of this end to a listener that still sends to the old one. In an established session,
+/// heartbeats are more frequent.
 const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(3);
 /// How long a minimum RTT is valid. After that a longer RTT replaces it, because the route may have changed.
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
 
-/// The pause, 10 % longer for each unanswered retransmission.
+/// The pause, 10 % longer for each unanswered retransmission, and at most `most`.
 pub(crate) fn slower(pause: Duration, unanswered: u32, most: Duration) -> Duration {
     pause.mul_f64(1.1_f64.powi(unanswered.min(100) as i32)).min(most)
 }
@@ -97,6 +98,7 @@ pub(crate) struct Stream {
     peer_counts: (u32, u32),
     /// Recent packets with bytes, and the lost ones among them. Both counts decay, for the loss rate.
     judged: (f64, f64),
+    /// Retransmissions since the last packet of the peer.
     unanswered: u32,
     last_packet_at: Duration,
     /// Bytes in order that the reader has not taken.
@@ -108,16 +110,21 @@ pub(crate) struct Stream {
     early_bytes: usize,
     /// Where the peer's stream ends, once known.
     end: Option<u64>,
-    /// Whether the end was reached and acknowledged.
+    /// Whether all bytes up to the end have arrived. The end is then acknowledged.
     ended: bool,
+    /// Whether bytes that arrive are dropped, because this end was closed.
     discards: bool,
+    /// Size of the receive window.
     window: u32,
+    /// The window doubles when the reader has read up to here.
     window_grows_at: u64,
+    /// End of the receive window that the peer was told last.
     offered: u64,
     /// The greatest `sent` of the peer's packets with bytes, and how many of these packets have arrived.
     counts: (u32, u32),
+    /// The time in the peer's last packet with bytes, until a packet of this end echoes it.
     answer: Option<u32>,
-    /// When this end last sent a sign of life, if it sends any.
+    /// When this end last sent a packet only to show its address; `None` if it sends no such packets.
     alive: Option<Duration>,
 }
 
@@ -208,8 +215,8 @@ impl Stream {
         self.passed(count);
     }
 
-    /// Notes that the peer is, or sees this end, at another address: what is in flight may be lost, and nothing is
-    /// known of the path (RFC 9000, section 9.4). `round_trip` is a first sample of it.
+    /// Notes that the address of one end has changed. What is in flight may be lost, and nothing is known of the new
+    /// path (RFC 9000, section 9.4). `round_trip` is its first RTT sample.
     pub(crate) fn path_changed(&mut self, now: Duration, round_trip: Option<Duration>) {
         let sample = round_trip.or(self.round_trip());
         (self.congestion, self.shrinks, self.unanswered, self.trip) =
@@ -219,18 +226,18 @@ impl Stream {
         }
         let mut room = self.congestion;
         for flight in self.flights.values_mut() {
-            // The oldest are sent again now. Acknowledgements of these show whether the others are lost.
+            // Retransmit as many of the oldest as the initial window permits. Their ACKs show which others are lost.
             (flight.lost, flight.times) = (flight.lost || room > 0, 0);
             room = room.saturating_sub(flight.length.max(1));
         }
     }
 
-    /// From now on sends a sign of life while nothing comes from the peer.
+    /// From now on, sends a packet without bytes whenever nothing has arrived for [`KEEP_ALIVE_PAUSE`].
     pub(crate) fn keep_alive(&mut self, now: Duration) {
         self.alive = Some(now);
     }
 
-    /// When the next sign of life is due.
+    /// When the next packet of [`Stream::keep_alive`] is due.
     fn alive_at(&self) -> Option<Duration> {
         let pause = limits::repetition(KEEP_ALIVE_PAUSE, self.round_trip().unwrap_or_default());
         Some(self.alive?.max(self.last_packet_at) + pause)
@@ -241,7 +248,7 @@ impl Stream {
         self.unanswered > 0
     }
 
-    /// Whether the peer has said that it writes no more.
+    /// Whether the peer has ended its direction.
     pub(crate) fn peer_has_ended(&self) -> bool {
         self.end.is_some()
     }
@@ -538,7 +545,7 @@ impl Stream {
     }
 }
 
-/// The time in packets.
+/// The time as packets have it: in microseconds, modulo 2^32.
 pub(crate) fn clock(now: Duration) -> u32 {
     now.as_micros() as u32
 }

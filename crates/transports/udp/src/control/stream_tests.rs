@@ -47,14 +47,16 @@ struct World {
     ends: [Stream; 2],
     packets: BinaryHeap<Reverse<InFlight>>,
     count: u64,
-    /// Where the first end is, and what the second, the listener's, knows of that.
+    /// The address of the first end.
     home: SocketAddr,
+    /// The second end is the listener's: the first end's address as it knows it.
     peer: PeerAddress,
     cookies: Cookies,
     /// When the first end last learned that it has moved.
     moved: Option<Duration>,
-    /// An address from which somebody sends a copy of each packet of the first end. Bytes from there, and to there.
+    /// An address from which somebody sends a copy of each packet of the first end.
     forger: Option<SocketAddr>,
+    /// Bytes that were sent from the forger's address, and to it.
     forged: (usize, usize),
 }
 
@@ -88,7 +90,7 @@ impl World {
         }
     }
 
-    /// Sends a packet from this end, to or from where the first end is known to be.
+    /// Sends a packet from this end: the first end sends from its address, the second to the one that it knows.
     fn post(&mut self, from: usize, packet: &Packet<'_>) {
         let address = if from == 0 { self.home } else { self.peer.get() };
         self.carry(from, packet, address);
