@@ -1,9 +1,8 @@
-//! The ltp transport: chunks are sent as datagrams that are acknowledged one by one, control messages over a
-//! TCP connection. Each chunk is sent once. Lost chunks are retransmitted while time permits: the receiver
+//! The ltp transport: chunks are sent as datagrams that are acknowledged one by one. Each chunk is sent once. Lost chunks are retransmitted while time permits: the receiver
 //! closes an update early, at a share of its chunks or at a deadline. This is LTP as UniFL describes it
 //! (section 2.2). Optional repair packets save the round trips of retransmissions at the end of an update.
 //!
-//! Sockets, handshake, encryption and the order of chunks and messages are those of `udp`.
+//! Sockets, the control connection, handshake, encryption and the order of chunks and messages are those of `udp`.
 //! [`thalweg_sending::ltp`] decides when each packet is sent.
 #![forbid(unsafe_code)]
 
