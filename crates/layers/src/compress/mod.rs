@@ -1,4 +1,5 @@
-//! Sends updates in fewer bytes. float32 values travel as float16 or int8, and arrive as float32.
+//! Sends updates in fewer bytes. float32 values travel in fewer bits, only some of them travel, or matrices travel as
+//! factors. They arrive as float32.
 //!
 //! A compressed chunk keeps its job, round, sender, layout and offset. Its payload has the length of the
 //! plain chunk and a checksum (both u32, little-endian), and then pieces (see [`codec`]). The checksum is the
@@ -273,12 +274,13 @@ impl CompressedLink {
     }
 }
 
-/// Puts pieces together to chunks of a batch. A piece that does not fit into the chunk begins another.
+/// Assembles pieces into the chunks of a batch. A piece that does not fit into the current chunk begins the next one.
 struct Chunks<'a> {
     batch: &'a mut Batch,
     room: usize,
-    /// Where the chunk begins, in the batch and in the update.
+    /// Where the current chunk begins in the batch.
     start: usize,
+    /// Where it begins in the update.
     begin: u64,
 }
 

@@ -1,6 +1,6 @@
 //! A `udp` link: an inner `tcp` link for control messages, and a pair of UDP sockets for each direction of
 //! chunks. Three tasks run with it: one receives control messages, one repeats probes, one repeats control
-//! messages. A fourth one of the connecting end says when that has another address.
+//! messages. The connecting end has a fourth one, which shows the peer its new address when that has changed.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
