@@ -28,10 +28,9 @@ KILL: Final = "kill"
 
 
 def with_event(cell: Cell, system: System, seed: int = 1, watch: float = WATCH) -> Outcome:
-    """Run a cell until its second round has ended. In the middle of the third, cause the fault and watch the parties.
+    """Run a cell. In the middle of its third round cause the fault, and then watch the parties for ``watch`` seconds.
 
-    For a kill, a script that reads the option ``enough`` may end the round without the killed client. The parties are
-    watched for ``watch`` seconds.
+    For a kill, the scripts get the option ``enough``, so that a round can end without the killed client.
     """
     more = {"enough": cell.clients - 1} if cell.event == KILL else {}
     system = replace(system, options={**system.options, **more})

@@ -125,7 +125,7 @@ def _short(failures: Sequence[str]) -> str:
 
 
 def _missing(work: str, measured: set[str], path: str) -> str:
-    """Return in words which systems are missing in a table, and why."""
+    """Return a sentence for each reason why systems are missing in a table."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for system in SYSTEMS.values():
         if system.name not in measured:

@@ -34,9 +34,9 @@ class System:
     unusable: str | None = None
     #: The row of which this one is a tuned variant.
     tuned: str | None = None
-    #: Seconds that the start and the rounds may take beyond the limit for the path.
+    #: Seconds that the start and the rounds may take in addition to the path's limit.
     slack: float = 180.0
-    #: Maximum number of rounds in a turn that count, for a system whose rounds take more than ten seconds.
+    #: Most rounds that are measured in a turn, for a system whose rounds take more than ten seconds.
     most_rounds: int | None = None
     #: Environment variables of each party.
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ SHARDCAST: Final = (
 ONE_WAY: Final = {STAR: "it sends one way", ALLREDUCE: "it sends one way"}
 
 
-# Kinds of work for which thalweg has another row.
+# Reasons why a row of thalweg does not do a kind of work: another row of thalweg does it.
 OTHERS: Final = {ALLREDUCE: "the graph does this", TREE: "tasks do this"}
 NOT_TASKS: Final = {STAR: "rounds do this", ALLREDUCE: "the graph does this"}
 
@@ -80,7 +80,7 @@ def _rounds(transport: str, variant: str = "", options: Mapping[str, Any] | None
 def _other(
     name: str, script: str, work: str, lacks: Mapping[str, str], *, transport: str = "tcp", **more: Any
 ) -> System:
-    """Return what thalweg has for another kind of work than rounds."""
+    """Return thalweg's row for a kind of work other than rounds."""
     return System(name, script, None, None, works=(work,), options={"transport": transport}, lacks=lacks, **more)
 
 

@@ -28,11 +28,11 @@ from thalweg.plan import Plan
 from thalweg.transports import pki
 
 APP: Final = Path(__file__).parent / "app"
-OWN: Final = f"{APP / 'edge_app' / 'own.py'}:App"
+OWN_APP: Final = f"{APP / 'edge_app' / 'own.py'}:App"
 BIN: Final = Path(sys.executable).parent
 PORT: Final = 7070
 # Listen on all addresses of the lab's host. Nothing outside the lab can reach these.
-ALL: Final = "0.0.0.0"  # noqa: S104 - see above
+ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - see above
 # Environment variables of all programs. Each client has one thread, because clients share the machine's cores.
 VARIABLES: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 END_SECONDS: Final = 10.0
@@ -249,7 +249,7 @@ def flower(bench: Bench, job: Job) -> str:
         '[superlink]\ndefault = "edge"\n[superlink.edge]\naddress = "127.0.0.1:9092"\ninsecure = true\n'
     )
     more = {"FLWR_HOME": str(home)}
-    link = [str(BIN / "flower-superlink"), "--insecure", "--host", ALL, "--port", "9092"]
+    link = [str(BIN / "flower-superlink"), "--insecure", "--host", ALL_ADDRESSES, "--port", "9092"]
     link.append("--disable-runtime-dependency-installation")
     bench.start("superlink", "server", link, more)
     for number in range(job.clients):
@@ -294,7 +294,8 @@ def adapter(transport: str) -> System:
     """Return the system that runs the Flower app by `thalweg flower` over a transport."""
 
     def run(bench: Bench, job: Job) -> str:
-        server = [str(BIN / "thalweg"), "flower", "server", str(APP), "--listen", f"{transport}://{ALL}:{PORT}"]
+        server = [str(BIN / "thalweg"), "flower", "server", str(APP)]
+        server += ["--listen", f"{transport}://{ALL_ADDRESSES}:{PORT}"]
         server += ["--pki", str(authority(bench, job, "task-member"))]
         server += ["--clients", str(job.clients), "--grace", str(job.grace)]
         bench.start("app", "server", [*server, *_run_config(bench, job)])
@@ -328,9 +329,9 @@ def own(transport: str) -> System:
     def run(bench: Bench, job: Job) -> str:
         deadline = "" if job.deadline is None else f"deadline = {job.deadline}"
         plan, trust = bench.folder / "plan.toml", authority(bench, job, "client")
-        words = {"app": OWN, "output": bench.output, "pki": trust, "deadline": deadline}
+        words = {"app": OWN_APP, "output": bench.output, "pki": trust, "deadline": deadline}
         plan.write_text(PLAN.format(rounds=job.rounds, clients=job.clients, grace=job.grace, **words))
-        server = [str(BIN / "thalweg"), "server", str(plan), "--listen", f"{transport}://{ALL}:{PORT}"]
+        server = [str(BIN / "thalweg"), "server", str(plan), "--listen", f"{transport}://{ALL_ADDRESSES}:{PORT}"]
         bench.start("app", "server", server)
         for number in range(job.clients):
             start_client(bench, transport, number, job)
@@ -341,7 +342,7 @@ def own(transport: str) -> System:
 
 def start_client(bench: Bench, transport: str, number: int, job: Job) -> None:
     """Start a client of thalweg's own rounds on its host."""
-    client = [str(BIN / "thalweg"), "client", f"{transport}://server:{PORT}", "--app", OWN]
+    client = [str(BIN / "thalweg"), "client", f"{transport}://server:{PORT}", "--app", OWN_APP]
     bench.start_client(number, [*client, *client_arguments(bench, number, job)])
 
 

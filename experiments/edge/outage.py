@@ -25,9 +25,9 @@ NETWORK: Final = "rate=8mbit,rtt=40ms,queue=64KiB"
 HIDDEN: Final = 14_000
 LINK: Final = "client-1"
 # Seconds that the round may take after the path is back.
-AFTER: Final = 120.0
+SECONDS_AFTER: Final = 120.0
 # Seconds that the two rounds before the outage may take.
-BEFORE: Final = 150.0
+SECONDS_BEFORE: Final = 150.0
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Measured:
 
 def job_for(seconds: float) -> Job:
     """Return the job for an outage of so many seconds. Its ``grace`` is longer, so the server waits for the client."""
-    return Job(rounds=3, clients=1, seconds=BEFORE + seconds + AFTER, grace=2 * seconds + AFTER, hidden=HIDDEN)
+    whole, grace = SECONDS_BEFORE + seconds + SECONDS_AFTER, 2 * seconds + SECONDS_AFTER
+    return Job(rounds=3, clients=1, seconds=whole, grace=grace, hidden=HIDDEN)
 
 
 class Outage:

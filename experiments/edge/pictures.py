@@ -79,10 +79,10 @@ def rows_of(content: Content, sweep: str) -> list[Row]:
 
 def systems_of(rows: Sequence[Row]) -> list[str]:
     """Return the systems in the order of their first rows."""
-    from experiments.edge.sweep import AWAY_APPS, SYSTEMS
+    from experiments.edge.sweep import OUTAGE_APPS, SYSTEMS
 
     known = {row["key"][1] for row in rows}
-    return [name for name in dict.fromkeys([*SYSTEMS, *AWAY_APPS, *sorted(known)]) if name in known]
+    return [name for name in dict.fromkeys([*SYSTEMS, *OUTAGE_APPS, *sorted(known)]) if name in known]
 
 
 def curve(rows: Sequence[Row], system: str) -> list[tuple[float, float | None]]:

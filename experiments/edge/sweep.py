@@ -35,11 +35,17 @@ SYSTEMS: Final = (
     "own rounds, ltp",
 )
 # The systems at the scale "reduced", and those of the dropout sweep.
-FEW: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp", "own rounds, quic")
-FEWER: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
+REDUCED: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp", "own rounds, quic")
+DROPOUT_SYSTEMS: Final = (FLOWER, "Flower app, tcp", "own rounds, tcp")
 # The systems of the outages: own rounds, and apps.
-AWAY: Final = ("own rounds, tcp", "own rounds, grpc", "own rounds, quic", "own rounds, ltp", "own rounds, udp")
-AWAY_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
+OUTAGE_SYSTEMS: Final = (
+    "own rounds, tcp",
+    "own rounds, grpc",
+    "own rounds, quic",
+    "own rounds, ltp",
+    "own rounds, udp",
+)
+OUTAGE_APPS: Final = ("Flower app, tcp", "Flower app, grpc", "Flower app, quic", "Flower app, ltp", FLOWER)
 # Delays at which systems are slower than the limit of the delay sweep, and the limit with which they run again.
 SLOW: Final = {
     FLOWER: (2.0, 5.0, 10.0),
@@ -50,8 +56,8 @@ SLOW: Final = {
 }
 PATIENCE: Final = 1500.0
 # In the dropout sweep: seconds for which the same clients have a link, and the number of clients.
-PERIOD: Final = 15.0
-CLIENTS: Final = 10
+DROPOUT_PERIOD: Final = 15.0
+DROPOUT_CLIENTS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ def cells(scale: str) -> list[Cell]:
             Cell("outage", "own rounds, tcp", 10, 0),
         ]
     few = scale == "reduced"
-    systems, away, limit = (FEW, AWAY[:3], 420) if few else (SYSTEMS, (*AWAY, *AWAY_APPS), 240)
+    systems, limit = (REDUCED, 420) if few else (SYSTEMS, 240)
+    away = OUTAGE_SYSTEMS[:3] if few else (*OUTAGE_SYSTEMS, *OUTAGE_APPS)
     delays = (0.1, 1.0, 5.0) if few else (0.1, 1.0, 2.0, 5.0, 10.0)
     losses = (0.0, 0.2, 0.5) if few else (0.0, 0.2, 0.5, 0.7, 0.8)
     dropouts = (0.0, 0.9) if few else (0.0, 0.5, 0.9)
@@ -91,8 +98,8 @@ def cells(scale: str) -> list[Cell]:
         *(Cell("long delay", s, x, PATIENCE) for s, slow in SLOW.items() for x in slow if not few),
         *(Cell("loss", s, x, limit) for x in losses for s in systems),
         *(Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in away),
-        *(Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in away if s in AWAY),
-        *(Cell("dropout", s, x, limit) for x in dropouts for s in FEWER),
+        *(Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in away if s in OUTAGE_SYSTEMS),
+        *(Cell("dropout", s, x, limit) for x in dropouts for s in DROPOUT_SYSTEMS),
     ]
 
 
@@ -113,7 +120,7 @@ class Dropout:
             there = set(self.draws.sample(self.clients, self.there))
             for client in self.clients:
                 bench.set(client, "down=false" if client in there else "down=true")
-            until = time.monotonic() + PERIOD
+            until = time.monotonic() + DROPOUT_PERIOD
             while time.monotonic() < until and not over():
                 time.sleep(0.2)
 
@@ -136,8 +143,8 @@ def _swept(cell: Cell) -> SystemRun:
     if cell.sweep == "loss":
         loss = f",loss={100 * cell.fault:g}%" if cell.fault else ""
         return measured(cell.system, f"rate={RATE},rtt=40ms{loss}", replace(job, grace=60.0))
-    job = replace(job, rounds=5, clients=CLIENTS, deadline=30.0)
-    return measured(cell.system, f"rate={RATE},rtt=40ms", job, Dropout(cell.fault, CLIENTS))
+    job = replace(job, rounds=5, clients=DROPOUT_CLIENTS, deadline=30.0)
+    return measured(cell.system, f"rate={RATE},rtt=40ms", job, Dropout(cell.fault, DROPOUT_CLIENTS))
 
 
 def run(

@@ -151,13 +151,15 @@ def plain(seed: int) -> list[float]:
     server = Vanishing("plain", seed)
     model, test, accuracies = server.model(), server.test_data(), []
     for number in range(1, ROUNDS + 1):
-        total, sums = 0, {}
+        total = 0
+        sums: dict[str, torch.Tensor] = {}
         for name in sorted(survivors(seed, number)):
             client, own = Vanishing("plain", seed, name), copy.deepcopy(model)
             samples, _ = client.train(own, None, {"round": number})
             total += samples
             for key, values in own.state_dict().items():
-                sums[key] = sums.get(key, 0) + samples * values.to(torch.float64)
+                weighted = samples * values.to(torch.float64)
+                sums[key] = sums[key] + weighted if key in sums else weighted
         model.load_state_dict({key: (values / total).to(torch.float32) for key, values in sums.items()})
         accuracies.append(round(float(server.evaluate(model, test)["accuracy"]), 4))
     return accuracies
