@@ -36,6 +36,8 @@ SCHEME_FORM: Final = (
     "int8, int4, int2, topk:F with the share F of values that are sent, as topk:0.01, or powersgd:R with the rank R of "
     "matrices from 1 to 64"
 )
+# The same for the way down, which has no factors.
+DOWN_FORM: Final = "int8, int4, int2 or topk:F with the share F of values that are sent, as topk:0.01"
 LARGEST_RANK: Final = 64
 
 
@@ -57,14 +59,19 @@ def _listening(value: Any) -> Any:
     return text
 
 
-def _scheme(value: Any) -> Any:
-    if isinstance(value, str):
-        name, colon, number = value.partition(":")
-        if value in DENSE or (name == "topk" and colon and _is_share(number)):
-            return value
-        if name == "powersgd" and number.isascii() and number.isdecimal() and 1 <= int(number) <= LARGEST_RANK:
-            return value
-    raise UnexpectedValueError(value, SCHEME_FORM)
+def _scheme(form: str) -> BeforeValidator:
+    """Return a check for the name of a scheme. ``form`` says in errors how names look."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, str):
+            name, colon, number = value.partition(":")
+            if value in DENSE or (name == "topk" and colon and _is_share(number)):
+                return value
+            if name == "powersgd" and number.isascii() and number.isdecimal() and 1 <= int(number) <= LARGEST_RANK:
+                return value
+        raise UnexpectedValueError(value, form)
+
+    return BeforeValidator(checked)
 
 
 def _is_share(text: str) -> bool:
@@ -73,7 +80,9 @@ def _is_share(text: str) -> bool:
     return digits.isascii() and digits.isdecimal() and 0 < float(text) <= 1
 
 
-Scheme: TypeAlias = Annotated[str, BeforeValidator(_scheme), Words(SCHEME_FORM)]
+Scheme: TypeAlias = Annotated[str, _scheme(SCHEME_FORM), Words(SCHEME_FORM)]
+# It lets powersgd:R through, since plan/combinations.py refuses that with the reason.
+DownScheme: TypeAlias = Annotated[str, _scheme(DOWN_FORM), Words(DOWN_FORM)]
 Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
 Buffer: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, lt=1 << 31, description=SIZE_FORM)]
 Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=10**15, description=RATE_FORM)]
@@ -190,8 +199,8 @@ class JobSection(Section):
     goal: Annotated[int | None, Core(), Option(of=BOTH), Source("Bonawitz et al. 2019, section 2.2")] = Field(
         None,
         ge=1,
-        description="updates with which a round ends at once, although more clients take part; without it, it waits "
-        "for all of them",
+        description="number of updates after which a round ends, although more clients take part; without it a round "
+        "waits for all of them",
     )
     deadline: Annotated[Seconds | None, Core(), Option()] = Field(
         None,
@@ -436,8 +445,8 @@ class AggregationSection(Section):
         None,
         ge=1,
         le=1000,
-        description="rounds that an update may be late and still count in the next mean, s rounds late with its weight "
-        "divided by the root of 1 + s; without it a late update does not count",
+        description="how many rounds late an update may be and still count: s rounds late, it counts in the next mean "
+        "with its weight divided by the root of 1 + s; without it a late update does not count",
     )
     precision: Annotated[Literal["f32", "f64", "exact"] | None, Core(), Option(of=("run", *FLOWER))] = Field(
         None, description="accumulator; without it f32, or exact if deterministic"
@@ -596,13 +605,13 @@ class CompressionSection(Section):
         "differ from the received model",
     )
     down: Annotated[
-        Scheme | None,
+        DownScheme | None,
         Core("layers.compress.down", client=True),
         Option("compression-down", of=BOTH, metavar="SCHEME"),
     ] = Field(
         None,
-        description="a scheme for the way down, beside compression.scheme: the server sends by how much its model "
-        "differs from the one that clients have, and a client that is not in step gets the whole model",
+        description="int8, int4, int2 or topk:F for models, beside compression.scheme: the server sends by how much "
+        "its model differs from the one that clients have, and a client that is not in step gets the whole model",
     )
 
 

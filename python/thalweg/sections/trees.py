@@ -114,12 +114,13 @@ class TreeSection(Section):
     inputs: int = Field(2, ge=1, le=100_000, description="updates for each leaf; the paper's I")
     workers: Annotated[Workers, Option(of=("run", *TREES, CALIBRATE), metavar="NUMBER")] = Field(
         None,
-        description="most leaves of a node, which plans how many it has; with ranges or fixed scaling its workers. "
-        "auto or without it: 1; in a run with clients participants by inputs, at most one a core",
+        description="maximum number of leaves of a node, which plans how many it has; with tree.split = ranges or "
+        "tree.scaling = fixed the number of its workers. auto or without it: 1; in a run with tree.split = clients the "
+        "participants divided by tree.inputs, at most one a core",
     )
     history: Fraction = Field(0.7, description="weight of history in the estimate of a node's queue (section 5.2)")
     every: Annotated[Time, Option("plan-every", of=("run",), metavar="TIME")] = Field(
-        120.0, description="time between plans of the hierarchies"
+        120.0, description="time after which a node plans again how many leaves it has"
     )
     silence: Time = Field(10.0, description="time without a word after which a node counts as lost")
     goal: Annotated[int | None, Option(of=TREES)] = Field(
@@ -140,7 +141,7 @@ class NodesSection(Section):
     """The machines of an aggregation tree."""
 
     count: Annotated[int, Option("nodes", of=("run", *TREES)), Source("LIFL section 6.1")] = Field(
-        5, ge=1, le=1000, description="nodes"
+        5, ge=1, le=1000, description="nodes that there may be; a run starts those that get clients"
     )
     capacity: Annotated[int, Option(of=("run", *TREES)), Source("LIFL's MC")] = Field(
         20, ge=1, le=1_000_000, description="updates that a node can hold at once"
