@@ -38,6 +38,8 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 #: Default of ``keep``: how much the values trained during an exchange count beside its result (Streaming DiLoCo,
 #: section 2.2).
 KEEP: Final = 0.5
+#: Default of ``listen``: a port of this machine that the system chooses.
+LISTEN: Final = "tcp://127.0.0.1:0"
 
 
 class _Exchanges(Protocol):
@@ -325,7 +327,7 @@ def diloco(
     name: str,
     server: str | None = None,
     neighbours: Mapping[str, str] = _NONE,
-    listen: str = "tcp://127.0.0.1:0",
+    listen: str = LISTEN,
     fragments: int = 1,
     overlap: int = 0,
     keep: float = KEEP,
@@ -363,7 +365,8 @@ def diloco(
     or all, are connected. An exchange waits for all that are connected; with ``wait="deadline"`` for at most
     ``deadline`` seconds, or without a number for a time that adapts. ``compress`` rounds the values that are sent to
     neighbours, and ``ca``, ``cert`` and ``key`` are as for ``thalweg.Node``. ``tensors`` and ``token_file`` are as for
-    ``thalweg.Client``, and so is ``timeout`` with a server.
+    ``thalweg.Client``, and so is ``timeout`` with a server. What has an effect among neighbours only, or with a server
+    only, is refused elsewhere.
 
     A newcomer first takes the others' values, one fragment in each of their exchanges. Until it has all of them, its
     own do not count in the mean.
@@ -372,8 +375,12 @@ def diloco(
     ``inner.step()``, if the peer is refused or the server is gone for good, and RoundError for values that are not
     finite, or if the peers begin with different values.
     """
-    streams = not isinstance(outer, str)
-    _check(every, fragments, overlap, keep, streams=streams, sources=bool(server) + bool(neighbours))
+    takes_outer_step = not isinstance(outer, str)
+    _check(every, fragments, overlap, keep, takes_outer_step=takes_outer_step, sources=bool(server) + bool(neighbours))
+    among_neighbours: dict[str, object] = {"enough": enough, "deadline": deadline, "compress": compress}
+    among_neighbours |= {"ca": ca, "cert": cert, "key": key}
+    among_neighbours |= {"listen": None if listen == LISTEN else listen, "wait": None if wait == "all" else wait}
+    _check_effects(among_neighbours, {"token_file": token_file}, has_server=not neighbours)
     if isinstance(outer, str):
         bound = _bound(model, tensors, outer)
         core = _client(outer, name, token_file, timeout)(bound.arena.core)
@@ -401,10 +408,10 @@ def diloco(
     return _joined(model, inner, streaming, every, between)
 
 
-def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bool, sources: int) -> None:
+def _check(every: int, fragments: int, overlap: int, keep: float, *, takes_outer_step: bool, sources: int) -> None:
     """Raise PlanError for settings that contradict each other.
 
-    ``streams``: this peer takes the outer step. ``sources``: how many of ``server`` and ``neighbours`` are given.
+    ``sources``: how many of ``server`` and ``neighbours`` are given.
     """
     if every < 1:
         raise PlanError(f"every is {every}", "Give the number of inner steps between two exchanges, such as 100")
@@ -420,16 +427,29 @@ def _check(every: int, fragments: int, overlap: int, keep: float, *, streams: bo
         )
     if not 0 <= keep < 1:
         raise PlanError(f"keep is {keep}", "Give at least 0 and less than 1")
-    if not streams and (fragments > 1 or overlap or sources):
+    if not takes_outer_step and (fragments > 1 or overlap or sources):
         raise PlanError(
             "fragments, overlap, server and neighbours are for peers that take the outer step themselves",
             "Give a function that makes an optimizer as outer, and the server's URL as server",
         )
-    if streams and sources != 1:
+    if takes_outer_step and sources != 1:
         raise PlanError(
             "an outer optimizer needs the peers' mean, from a server or from neighbours",
             "Give one of them: server, the URL of a server or of a tree's node, or neighbours",
         )
+
+
+def _check_effects(
+    among_neighbours: Mapping[str, object], with_server: Mapping[str, object], *, has_server: bool
+) -> None:
+    """Raise PlanError for settings without an effect: each mapping has those of one kind of peer, None if not given."""
+    given = [name for name, value in (among_neighbours if has_server else with_server).items() if value is not None]
+    if not given:
+        return
+    has, it = ("has", "it") if len(given) == 1 else ("have", "them")
+    where = "with a server" if has_server else "among neighbours"
+    instead = "neighbours instead of a server" if has_server else "a server instead of neighbours"
+    raise PlanError(f"{', '.join(given)} {has} no effect {where}", f"Leave {it} out, or give {instead}")
 
 
 def _bound(model: torch.nn.Module, tensors: str | Sequence[str] | None, url: str) -> Binding:
@@ -472,7 +492,7 @@ def _connect(exchange: NeighbourMean, neighbours: Mapping[str, str], enough: int
             away = ", ".join(sorted(set(neighbours) - set(exchange.connected)))
             raise LinkError(
                 f"{here} of {wanted} neighbours are connected after {timeout:g} s; {away} are not",
-                "Start them first, or give enough, the number to begin with",
+                "Start them first, or give enough=N to begin with N neighbours",
             )
 
 

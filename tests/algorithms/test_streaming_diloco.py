@@ -473,8 +473,14 @@ def test_what_does_not_go_together_is_refused() -> None:
         ({"every": 4, "keep": 1.0, "server": url}, "keep is 1.0"),
         ({"every": 4}, "needs the peers' mean"),
         ({"every": 4, "server": url, "neighbours": {"b": url}}, "needs the peers' mean"),
+        ({"every": 4, "server": url, "compress": "int8"}, "compress has no effect with a server"),
+        ({"every": 4, "server": url, "enough": 1, "listen": url}, "enough, listen have no effect with a server"),
+        ({"every": 4, "server": url, "wait": "deadline"}, "wait has no effect with a server"),
+        ({"every": 4, "neighbours": {"b": url}, "token_file": "a.token"}, "token_file has no effect among neighbours"),
     ]:
         with pytest.raises(PlanError, match=words):
             thalweg.diloco(model, inner, outer, name="a", **settings)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="for peers that take the outer step themselves"):
         thalweg.diloco(model, inner, url, name="a", every=4, fragments=2)
+    with pytest.raises(PlanError, match="ca has no effect with a server"):
+        thalweg.diloco(model, inner, url, name="a", every=4, ca="ca.crt")
