@@ -66,7 +66,7 @@ def run(plan: Plan, system: System, progress: Progress) -> SystemResult:
             )
         with (
             _recorded(plan, system, network, size) as record,
-            tempfile.TemporaryDirectory(prefix="thalweg-") as folder,
+            tempfile.TemporaryDirectory(prefix="thalweg-bench-") as folder,
         ):
             progress.note(f"record: {record.path}")
             parties = SystemParties(system, network, Path(folder), size=size, rounds=plan.job.rounds + 1)
