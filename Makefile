@@ -14,7 +14,7 @@ LOCKED := --locked
 endif
 export PATH := $(PATH):$(HOME)/.cargo/bin
 # uv takes the system's certificates, as pip and cargo do: behind a proxy there are no others.
-export UV_NATIVE_TLS ?= 1
+export UV_SYSTEM_CERTS ?= 1
 
 STEP := scripts/step.sh
 PYTHON := .venv/bin/python

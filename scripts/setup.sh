@@ -15,7 +15,7 @@ unset PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONPATH CONDA_PREFIX
 export VIRTUAL_ENV="$PWD/.venv"
 export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
 # The certificates of the system, as pip and cargo take them: behind a proxy there are no others.
-export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
+export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 python=.venv/bin/python
 stamps=.venv/.stamps
 baselines=${BASELINES:-$(cat "$stamps/baselines" 2>/dev/null || echo 0)}

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 unset PYTHONHOME PYTHONPATH CONDA_PREFIX
 export VIRTUAL_ENV="$PWD/.venv"
 export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
-export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
+export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 tools=$PWD/.venv/.wheel
 target=${WHEEL_TARGET:-$(rustc -vV | sed -n 's/^host: //p')}
 machine=${target%%-*}
