@@ -63,6 +63,11 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     starters.make(tmp_path / "new" / "deep", "numpy")
 
 
+def test_the_next_command_can_be_copied(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["new", str(tmp_path / "my project")])
+    assert done.stdout.splitlines()[-1] == f"now: cd '{tmp_path}/my project' && thalweg run plan.toml"
+
+
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["new", str(tmp_path / "new"), "--from", "jax"])
     assert done.exit_code == 2

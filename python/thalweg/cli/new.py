@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -44,4 +45,4 @@ def command(
         for path in files:
             typer.echo(path)
         command = "thalweg flower run ." if kind == "flower" else "thalweg run plan.toml"
-        typer.echo(f"now: cd {folder} && {command}")
+        typer.echo(f"now: cd {shlex.quote(str(folder))} && {command}")
