@@ -4,7 +4,8 @@
 #
 # WHEEL_TARGET is Rust's name of the target, as aarch64-unknown-linux-gnu; without it the wheel is for this machine. Rust's
 # standard library for that target has to be there (rustup target add). A wheel for another processor is audited. It is run under
-# qemu-user if WHEEL_ROOT is a folder with a Linux of that processor and its Python (scripts/test_emulated.py).
+# qemu-user (scripts/test_emulated.py) if WHEEL_ROOT is a folder with a Linux of that processor and its Python, such as
+# scripts/wheel_root.sh makes.
 # WHEEL_PROFILE is cargo's profile: release unless it is set. WHEEL_EXTRAS are the extras that are tried, each in an
 # environment of its own; all of them bring several gigabytes.
 set -euo pipefail
