@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Start
+from tests.e2e.conftest import Start, why_no_lab
 from thalweg.record import Record
 
 pytestmark = pytest.mark.e2e
 
+ROOT = Path(__file__).parents[2]
 Result = Callable[..., Any]
 PLAN = """
 repetitions = {repetitions}
@@ -75,6 +77,41 @@ def test_an_interrupted_bench_continues_with_the_missing_runs(
     assert (printed["status"], [cell["repetitions"] for cell in printed["cells"]]) == ("complete", [2, 2])
     assert {name: (folder / "cells" / name).read_text() for name in before} == before, "they were not run again"
     assert sorted(path.name for path in (folder / "records").iterdir()) == ["0001.1", "0001.2", "0002.1", "0002.2"]
+
+
+@pytest.mark.skipif(why_no_lab() != "", reason=why_no_lab())
+def test_plain_http_beside_thalweg_over_the_same_links(result: Result, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="the program of plain HTTP needs aiohttp")
+    http = [sys.executable, str(ROOT / "benches" / "systems" / "rivals" / "http" / "party.py")]
+    (tmp_path / "beside.toml").write_text(
+        f"""
+        repetitions = 1
+        limit = 300.0
+        base = {{job = {{clients = 2, rounds = 2}}, model = {{name = "payload:256KiB"}}, network = {{profile = "lan"}}}}
+        [matrix]
+        system = ["thalweg", {{name = "HTTP", command = {json.dumps(http)}}}]
+        """
+    )
+    printed = result("bench", "beside.toml")
+    ours, theirs = printed["cells"]
+    assert [cell["settings"] for cell in (ours, theirs)] == [{"system": "thalweg"}, {"system": "HTTP"}]
+    assert printed["accounting"] == "round"
+    for cell in (ours, theirs):
+        assert (cell["status"], cell["rounds"], cell["incomplete_rounds"]) == ("complete", 2, 0)
+        assert cell["bound_seconds"] < cell["round_seconds"]["min"]
+        assert (cell["emulation"], cell["wire_counted"]) == ("packet level", "ip")
+        assert 1 < cell["wire_ratio"] < 1.5
+        assert cell["cpu_seconds"]["clients"] is not None
+        assert cell["peak_rss_bytes"]["server"] > 1 << 20
+    assert ours["bound_seconds"] == theirs["bound_seconds"]
+    assert (ours["communication_seconds"] is None, theirs["communication_seconds"]) == (False, None)
+    (answer,) = printed["answers"]
+    assert "HTTP" in answer["sentence"]
+    assert "thalweg" in answer["sentence"]
+    page = (tmp_path / printed["report"]).read_text()
+    assert "Whole rounds are compared" in page
+    again = result("bench", "--resume", printed["folder"], "--no-report")
+    assert again["cells"] == printed["cells"], "a bench knows its systems from its own plan"
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(start: Start, tmp_path: Path) -> None:
