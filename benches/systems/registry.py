@@ -59,7 +59,7 @@ NO_SERVER: Final = {STAR: "it has no server", TREE: "it has no server"}
 #: The library of Debian's package libmpich12. mpi4py looks for it under another name, so its script links to it.
 MPICH: Final = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
 SHARDCAST: Final = (
-    "not measured yet: nodes on one machine write to the same files, so some got no version; our script avoids it now"
+    "nodes on one machine write to the same files; though each has a copy of the package, some still got no version"
 )
 ONE_WAY: Final = {STAR: "it sends one way", ALLREDUCE: "it sends one way"}
 
