@@ -54,7 +54,7 @@ SLOW: Final = {
     "own rounds, tcp": (10.0,),
     "own rounds, quic": (10.0,),
 }
-PATIENCE: Final = 1500.0
+LONG_LIMIT: Final = 1500.0
 # In the dropout sweep: seconds for which the same clients have a link, and the number of clients.
 DROPOUT_PERIOD: Final = 15.0
 DROPOUT_CLIENTS: Final = 10
@@ -95,7 +95,7 @@ def cells(scale: str) -> list[Cell]:
     dropouts = (0.0, 0.9) if few else (0.0, 0.5, 0.9)
     return [
         *(Cell("delay", s, x, max(limit, 600 if x > 2 and not few else 0)) for x in delays for s in systems),
-        *(Cell("long delay", s, x, PATIENCE) for s, slow in SLOW.items() for x in slow if not few),
+        *(Cell("long delay", s, x, LONG_LIMIT) for s, slow in SLOW.items() for x in slow if not few),
         *(Cell("loss", s, x, limit) for x in losses for s in systems),
         *(Cell("outage", s, x, 0) for x in (10.0, 60.0, 360.0) for s in away),
         *(Cell("outage", s, 60.0, 0, (how,)) for how in ("moves", "sleeps") for s in away if s in OUTAGE_SYSTEMS),
