@@ -1,14 +1,15 @@
 """Measures whether dropout costs accuracy: in each round 95 of 100 clients vanish, and the mean has the other five.
 
-Beside it the same clients train without dropout, with as many updates: the server draws five of 100 a round, or takes
-all 100 in a twentieth of the rounds. LeNet learns handwritten digits; each client has 14 or 15 images. A client
-vanishes when its process kills itself in training; all that have vanished are started again before the next round.
-There is no emulated network, because accuracy does not depend on time.
+Beside it the same clients train without dropout, with as many updates: the server draws five of 100 in each round. The
+third arm computes the first without thalweg, from the same survivors. The model is that of the sweeps with fewer units
+(``app/edge_app/learning.py``); each client has 15 images. A client vanishes when its process kills itself in training;
+all that have vanished are started again before the next round. There is no emulated network, because accuracy does not
+depend on time.
 """
 
 from __future__ import annotations
 
-import copy
+import importlib
 import json
 import os
 import random
@@ -16,33 +17,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Final
+
+import numpy as np
 
 import thalweg
 from experiments import measured as origins
+from experiments.edge.bench import APP
 from thalweg import machine
-from thalweg.apps.known_app import KnownApp
 
 CLIENTS: Final = 100
 SURVIVORS: Final = 5
-ROUNDS: Final = 40
-# The round after which the learning rate is a tenth. So the last rounds differ little.
-DECAY: Final = 30
+ROUNDS: Final = 20
+# Units of the hidden layer, and the learning rate. With the sweeps' rate, means of five clients do not settle.
+HIDDEN: Final = 512
+RATE: Final = 10.0
 NAMES: Final = [f"client-{number}" for number in range(1, CLIENTS + 1)]
-# In the arm "all", the rounds are so few that the number of updates is the same.
-ARMS: Final = ("95 vanish", "5 drawn", "all")
+VANISH, DRAWN, PLAIN = ARMS = ("95 vanish", "5 drawn", "95 vanish, without thalweg")
 # Seconds that a lost client may take to come back. Those that have vanished start again only after the round.
 GRACE: Final = 0.5
 # Seconds in which all clients must have joined.
 JOIN: Final = 300.0
-
-
-def rounds_of(arm: str) -> int:
-    """Return the number of rounds of an arm: each arm has the same number of updates."""
-    return ROUNDS * SURVIVORS // CLIENTS if arm == "all" else ROUNDS
 
 
 def survivors(seed: int, number: int) -> set[str]:
@@ -50,54 +50,50 @@ def survivors(seed: int, number: int) -> set[str]:
     return set(random.Random(1000 * seed + number).sample(NAMES, SURVIVORS))
 
 
+@cache
+def learning() -> ModuleType:
+    """Return the sweeps' model and training, with this file's size and learning rate."""
+    os.environ["EDGE_HIDDEN"] = str(HIDDEN)
+    sys.path.insert(0, str(APP))
+    module = importlib.import_module("edge_app.learning")
+    vars(module)["RATE"] = RATE
+    return module
+
+
 class Vanishing:
-    """KnownApp's LeNet on digits. If ``arm`` says so, a client that does not survive the round kills its process."""
+    """The app of the sweeps. If ``arm`` says so, a client that does not survive the round kills its process."""
 
     def __init__(self, arm: str, seed: int, name: str = "") -> None:
         """Take an arm, the seed of the draws, and the client's name; none for the server."""
         self.arm, self.seed, self.name = arm, seed, name
-        self.app = KnownApp(
-            model="lenet",
-            data="digits",
-            partition="iid",
-            clients=CLIENTS,
-            client=NAMES.index(name) if name else None,
-            seed=seed,
-            data_root=None,
-            batch=5,
-            learning_rate=0.02,
-            momentum=0.9,
-            decay_round=DECAY,
-            local_epochs=3,
-            threads=1,
-        )
 
-    def model(self) -> Any:
+    def model(self) -> dict[str, Any]:
         """Return the first model, which is the same for each party."""
-        return self.app.model()
+        return dict(learning().new_model())
 
     def test_data(self) -> Any:
         """Return the test images."""
-        return self.app.test_data()
+        return learning().test_part()
 
-    def train_data(self) -> None:
-        """Return nothing: images are loaded only by a client that does not vanish."""
+    def train_data(self) -> Any:
+        """Return the client's images."""
+        return learning().part(NAMES.index(self.name), CLIENTS)
 
-    def train(self, model: Any, data: None, config: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    def train(self, model: dict[str, Any], data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Train in place, or vanish."""
-        if self.arm == ARMS[0] and self.name not in survivors(self.seed, config["round"]):
+        if self.arm == VANISH and self.name not in survivors(self.seed, config["round"]):
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.app.train(model, self.app.train_data(), config)
+        return learning().train(model, data), {}
 
-    def evaluate(self, model: Any, data: Any) -> dict[str, float]:
-        """Return accuracy and loss."""
-        return self.app.evaluate(model, data)
+    def evaluate(self, model: dict[str, Any], data: Any) -> dict[str, float]:
+        """Return the accuracy."""
+        return {"accuracy": learning().accuracy(model, data)}
 
 
 def serve_forks(url: str, arm: str, seed: int) -> None:
     """Fork a client for each name on standard input. Nothing here starts a thread, so a fork is a whole process."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets clients that have ended
-    Vanishing(arm, seed).model()  # imports PyTorch once
+    learning().digits()  # imports what reads the images once, and not in each client
     for line in sys.stdin:
         if os.fork() == 0:
             name = line.strip()
@@ -115,15 +111,14 @@ def crowd(url: str, arm: str, seed: int) -> Iterator[IO[str]]:
         yield process.stdin
 
 
-def run(arm: str, seed: int) -> dict[str, Any]:
-    """Train one arm; return its row: accuracies by round, and how many updates there were."""
-    began, load = time.time(), os.getloadavg()[0]
-    choose = SURVIVORS if arm == ARMS[1] else None
+def over_thalweg(arm: str, seed: int, rounds: int) -> tuple[list[float], int]:
+    """Train one arm; return the accuracies by round, and the number of updates in the means."""
+    choose = SURVIVORS if arm == DRAWN else None
     server = thalweg.Server(Vanishing(arm, seed), clients=CLIENTS, choose=choose, enough=1, grace=GRACE)
     accuracies, updates = [], 0
     with server, crowd(server.address, arm, seed) as start:
         missing: Collection[str] = NAMES
-        for _ in range(rounds_of(arm)):
+        for _ in range(rounds):
             start.writelines(f"{name}\n" for name in missing)
             start.flush()
             if server.wait(CLIENTS, JOIN) < CLIENTS:
@@ -131,7 +126,32 @@ def run(arm: str, seed: int) -> dict[str, Any]:
             done = server.advance()
             accuracies.append(round(float(done.metrics["accuracy"]), 4))
             updates += len(done.participants)
-            missing = sorted(done.absent) if arm == ARMS[0] else ()
+            print(f"{arm}, seed {seed}, round {done.number}: {accuracies[-1]}", flush=True)
+            missing = sorted(done.absent) if arm == VANISH else ()
+    return accuracies, updates
+
+
+def plain(seed: int, rounds: int) -> tuple[list[float], int]:
+    """Return what ``over_thalweg`` returns of the first arm, computed in this process without thalweg."""
+    server = Vanishing(PLAIN, seed)
+    model, test, accuracies = server.model(), server.test_data(), []
+    for number in range(1, rounds + 1):
+        samples, models = [], []
+        for name in sorted(survivors(seed, number)):
+            client, own = Vanishing(PLAIN, seed, name), {key: values.copy() for key, values in model.items()}
+            samples.append(client.train(own, client.train_data(), {"round": number})[0])
+            models.append(own)
+        for key in model:
+            mean = np.average([own[key].astype(np.float64) for own in models], axis=0, weights=samples)
+            model[key] = mean.astype(np.float32)
+        accuracies.append(round(server.evaluate(model, test)["accuracy"], 4))
+    return accuracies, rounds * SURVIVORS
+
+
+def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
+    """Train one arm; return its row."""
+    began, load = time.time(), os.getloadavg()[0]
+    accuracies, updates = plain(seed, rounds) if arm == PLAIN else over_thalweg(arm, seed, rounds)
     return {
         "arm": arm,
         "seed": seed,
@@ -144,41 +164,25 @@ def run(arm: str, seed: int) -> dict[str, Any]:
     }
 
 
-def plain(seed: int) -> list[float]:
-    """Return the accuracies by round that the survivors' updates lead to, computed in this process without thalweg."""
-    import torch
-
-    server = Vanishing("plain", seed)
-    model, test, accuracies = server.model(), server.test_data(), []
-    for number in range(1, ROUNDS + 1):
-        total = 0
-        sums: dict[str, torch.Tensor] = {}
-        for name in sorted(survivors(seed, number)):
-            client, own = Vanishing("plain", seed, name), copy.deepcopy(model)
-            samples, _ = client.train(own, None, {"round": number})
-            total += samples
-            for key, values in own.state_dict().items():
-                weighted = samples * values.to(torch.float64)
-                sums[key] = sums[key] + weighted if key in sums else weighted
-        model.load_state_dict({key: (values / total).to(torch.float32) for key, values in sums.items()})
-        accuracies.append(round(float(server.evaluate(model, test)["accuracy"]), 4))
-    return accuracies
-
-
 def main() -> None:
-    """Measure the arms and seeds that FILE lacks: ``python -m experiments.edge.vanishing FILE SEEDS``."""
-    file, seeds = Path(sys.argv[1]), int(sys.argv[2])
+    """Measure what FILE lacks: ``python -m experiments.edge.vanishing FILE SEEDS [ROUNDS [ARMS]]``.
+
+    ``ARMS`` has a ``;`` between arms.
+    """
+    file, seeds, *more = sys.argv[1:]
+    _measure(Path(file), int(seeds), int(more[0]) if more else ROUNDS, more[1].split(";") if more[1:] else ARMS)
+
+
+def _measure(file: Path, seeds: int, rounds: int, arms: Sequence[str]) -> None:
     rows = json.loads(file.read_text()) if file.exists() else []
     for seed in range(seeds):
-        for arm in ARMS:
+        for arm in arms:
             if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
                 continue
-            row = run(arm, seed)
+            row = run(arm, seed, rounds)
             rows.append(row)
             file.write_text(json.dumps(rows, indent=1) + "\n")
-            print(
-                f"{arm}, seed {seed}: {row['accuracy'][-1]}, {row['updates']} updates, {row['seconds']} s", flush=True
-            )
+            print(f"{arm}, seed {seed}: {row['accuracy'][-1]} after {row['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

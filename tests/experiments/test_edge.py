@@ -61,6 +61,13 @@ def test_a_system_stops_where_it_first_misses_the_target() -> None:
     assert pictures.stops_at(ROWS[3:5], "own rounds, tcp") == (0.5, None)
 
 
+def test_dropout_counts_from_the_end_of_the_first_round() -> None:
+    """The first round has all clients, and its seconds are mostly those of programs that start."""
+    ended, missed = row("own rounds, tcp", 0.5, 51.2, "dropout"), row("own rounds, tcp", 0.9, None, "dropout")
+    ended["seconds_by_round"], missed["seconds_by_round"] = [31.5, 19.7], []
+    assert pictures.curve([missed, ended], "own rounds, tcp") == [(0.5, 19.7), (0.9, None)]
+
+
 def test_verdicts_and_tables_have_the_numbers(tmp_path: Path) -> None:
     content = {"rows": ROWS, "scale": "full", "command": "python -m experiments run edge", "beside": 4}
     (tmp_path / run.FILE).write_text(json.dumps(content))
