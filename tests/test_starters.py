@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thalweg import starters
+from thalweg import extras, starters
 from thalweg.cli import app
 from thalweg.errors import PlanError
-
-# What a project needs besides the base, as its README says.
-NEEDS = {"torch": "torch", "sklearn": "sklearn", "flower": "flwr", "lora": "peft"}
 
 
 def made(folder: Path, kind: str) -> Path:
@@ -47,7 +44,7 @@ def test_a_project_is_whole_and_tidy(kind: str, tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", starters.KINDS)
 def test_its_own_test_passes(kind: str, tmp_path: Path) -> None:
-    package = NEEDS.get(kind)
+    package = starters.NEEDS.get(kind)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: make test-extras")
     checked(made(tmp_path / kind, kind), "pytest", "-q", "-p", "no:cacheprovider", ".")
@@ -66,6 +63,25 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_the_next_command_can_be_copied(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["new", str(tmp_path / "my project")])
     assert done.stdout.splitlines()[-1] == f"now: cd '{tmp_path}/my project' && thalweg run plan.toml"
+
+
+@pytest.mark.parametrize(
+    ("there", "lines"),
+    [(True, ["now"]), (False, ["first: pip install 'thalweg[lm]'", "now"])],
+    ids=["there", "missing"],
+)
+def test_what_a_project_needs_is_named_if_it_is_missing(
+    there: bool, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "has", lambda _: there)
+    done = CliRunner().invoke(app, ["new", str(tmp_path / "new"), "--from", "lora"])
+    said = done.stdout.splitlines()[len(list((tmp_path / "new").iterdir())) :]
+    assert [line.partition(": cd")[0] for line in said] == lines
+
+
+def test_each_package_that_a_project_needs_comes_with_an_extra() -> None:
+    for kind, package in starters.NEEDS.items():
+        assert f"pip install 'thalweg[{extras.EXTRAS[package]}]'" in starters.files(kind, "name")["README.md"]
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_objects_that_are_no_apps_are_refused(here: Path, text: str, words: str)
     with pytest.raises(PlanError, match=words) as caught:
         apps.load(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        ("name='torch.nn'", r"pip install 'thalweg\[torch\]'"),
+        ("name='sklearn'", r"pip install 'thalweg\[data\]'"),
+        ("name='xgboost'", "Install xgboost"),
+        ("", "Install what it imports"),
+    ],
+)
+def test_a_package_that_an_app_lacks_is_named_as_it_is_installed(here: Path, raised: str, hint: str) -> None:
+    (here / "lacking_app.py").write_text(f"raise ModuleNotFoundError('No module', {raised})\n")
+    with pytest.raises(PlanError, match="No module") as caught:
+        apps.load("lacking_app:App")
+    assert re.fullmatch(hint, caught.value.hint)
 
 
 def test_the_nearest_name_is_said(here: Path) -> None:

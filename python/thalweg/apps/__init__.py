@@ -22,6 +22,7 @@ from typing import Any, Final, TypedDict, TypeVar
 
 from typing_extensions import NotRequired
 
+from thalweg import extras
 from thalweg.apps.received_config import ReceivedConfig
 from thalweg.errors import AppError, PlanError, ThalwegError
 from thalweg.wire import Table
@@ -254,7 +255,9 @@ def _module(text: str, place: str) -> Any:
         return _from_file(path) if is_file else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name != place.partition(".")[0] and error.name != place:
-            raise PlanError(f"cannot load the app {text}: {described(error)}", f"Install {error.name}") from error
+            missing = (error.name or "what it imports").partition(".")[0]
+            hint = extras.hint(missing) if missing in extras.EXTRAS else f"Install {missing}"
+            raise PlanError(f"cannot load the app {text}: {described(error)}", hint) from error
         raise PlanError(
             f"cannot load the app {text}: no module {error.name!r} in {folder} or among what is installed",
             "Start it in the folder of the module, or give the path of its file as path/to/file.py:object",

@@ -37,12 +37,16 @@ def command(
     It works as it is, without a network.
     """
     with output(as_json=as_json) as emit:
-        from thalweg import starters
+        from thalweg import extras, starters
 
         files = starters.make(folder, kind)
+        needed = starters.NEEDS.get(kind)
+        missing = needed is not None and not extras.has(needed)
         emit({"files": [str(path) for path in files]})
     if not as_json:
         for path in files:
             typer.echo(path)
+        if needed is not None and missing:
+            typer.echo(f"first: {extras.hint(needed)}")
         command = "thalweg flower run ." if kind == "flower" else "thalweg run plan.toml"
         typer.echo(f"now: cd {shlex.quote(str(folder))} && {command}")

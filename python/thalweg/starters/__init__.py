@@ -24,6 +24,8 @@ KINDS: Final = {
     "lora": "LoRA adapters on a language model",
     "decentralized": "nodes on a ring, without a server",
 }
+#: The package that a kind of project needs besides the base, as it is imported.
+NEEDS: Final = {"torch": "torch", "sklearn": "sklearn", "flower": "flwr", "lora": "peft"}
 
 
 def files(kind: str, name: str) -> dict[str, str]:
