@@ -81,8 +81,11 @@ async fn after_the_brokers_restart_the_listener_is_there_again() {
 
 #[tokio::test]
 async fn no_broker_is_unreachable_with_the_hint() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = Address::parse(&format!("mqtt://127.0.0.1:{free}/job")).unwrap();
+    // A socket that is bound and does not listen refuses connections, and nobody else can take its port.
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = bound.local_addr().unwrap().port();
+    let address = Address::parse(&format!("mqtt://127.0.0.1:{port}/job")).unwrap();
     let error = thalweg_mqtt::transport().listen(&address, &options(&[])).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
     assert!(error.to_string().contains("start the broker first"), "{error}");
