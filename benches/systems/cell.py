@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypedDict
@@ -100,9 +102,9 @@ class Parties:
     def start(self, index: int) -> None:
         """Start a party in its host and its control group, to which all processes that it starts belong too."""
         group = Group(str(index))
-        # The stack calls these two in reverse order: ``close`` ends all processes of the party, then ``wait`` reaps the
-        # first of them.
-        self._stack.callback(lambda: self.processes[index].wait() if index < len(self.processes) else None)
+        # The stack calls these two in reverse order: ``close`` ends all processes of the party, then ``_reap`` waits
+        # for the first of them.
+        self._stack.callback(self._reap, index)
         self._stack.callback(group.close)
         self.groups.append(group)
         python = (
@@ -129,6 +131,16 @@ class Parties:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=FOLDER, start_new_session=True,
             )
         )  # fmt: skip
+
+    def _reap(self, index: int) -> None:
+        """Wait for a party's first process. It is ended before, as it may not have joined its control group yet."""
+        if index >= len(self.processes):
+            return
+        process = self.processes[index]
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def lines(self, index: int) -> list[PartyLine]:
         """Return what a party has reported so far. A line that is still being written does not count."""
