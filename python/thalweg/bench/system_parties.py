@@ -221,5 +221,6 @@ def _kill(pid: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
