@@ -169,7 +169,9 @@ class SystemParties:
     def check(self) -> None:
         """Raise RoundError if a party has failed, or if the server has ended."""
         self._running()
-        for number, (name, process) in enumerate(zip(self.names, self._processes, strict=False)):
+        parties = list(enumerate(zip(self.names, self._processes, strict=False)))
+        # The server last: it may have failed because a client did.
+        for number, (name, process) in [*parties[1:], *parties[:1]]:
             code = process.returncode
             if code or (code is not None and number == 0):
                 words = self.words(number)[-LAST_WORDS:]
