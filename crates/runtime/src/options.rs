@@ -328,7 +328,7 @@ const LEAST_STAGING: u64 = 64 << 20;
 /// may be on the same machine.
 const SHARE_OF_MEMORY: u64 = 4;
 
-/// Default payload bytes of a chunk of an update of `bytes` bytes.
+/// Default payload bytes of a chunk of a parcel of `bytes` bytes.
 pub(crate) fn usual_chunk(bytes: u64) -> u32 {
     let part = u32::try_from(bytes / CHUNKS_OF_AN_UPDATE / 64 * 64).unwrap_or(u32::MAX);
     part.clamp(LEAST_CHUNK, DEFAULT_CHUNK)

@@ -145,6 +145,27 @@ fn parts_of_what_is_folded_may_be_missing() {
     }
 }
 
+/// A chunk is a 64th of a small result, so what a broken link loses is a small share of it.
+#[test]
+fn a_chunk_is_a_64th_of_a_small_result() {
+    let options = json!({ "layers": { "fault": { "seed": 3, "loss": 0.1 } } });
+    for address in ADDRESSES {
+        let server = server(address);
+        let client = echo_over(&server.address(), "a", 1.0, options.clone());
+        assert_eq!(server.wait(1, Some(LIMIT), None), 1);
+        let (arena, layout) = filled((0..1 << 20).map(|n| n as f32));
+        let sent = Some((arena, layout.clone()));
+        let new = NewTask { missing: Some(vec![1.0]), ..task(sent, Some(layout), &["a"]) };
+        let number = server.open(new).unwrap();
+        let [reply] = &replies(&server, number)[..] else { panic!("one member, one reply") };
+        let arrived = 64.0 * reply.coverage;
+        assert!(arrived < 64.0 && arrived.fract() == 0.0, "{address}: {arrived} chunks of 64 came");
+        assert!(arrived % 4.0 != 0.0, "{address}: a chunk is larger: {arrived} of 64 came");
+        server.close("done");
+        assert_eq!(client.join().unwrap(), Ok(1));
+    }
+}
+
 #[test]
 fn whoever_waits_hears_that_it_is_closed() {
     for address in ADDRESSES {

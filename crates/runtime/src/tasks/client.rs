@@ -13,7 +13,7 @@ use super::folding::without_bytes;
 use super::sinks::TaskSink;
 use super::who;
 use crate::engine::{DialOptions, Dialer, DialerPolicy, EventQueue, GoOn, Lent, Scratch};
-use crate::options::{seconds, ClientOptions};
+use crate::options::{seconds, usual_chunk, ClientOptions};
 use crate::{lock, Error, Kind};
 
 /// Maximum number of bytes of one task.
@@ -56,6 +56,8 @@ pub(crate) struct Worker {
     arenas: Mutex<HashMap<u32, Arena>>,
     /// Results of tasks that are not over, by task number.
     answers: Mutex<HashMap<u32, (Arena, Arc<Layout>)>>,
+    /// Whether a chunk is a share of its result.
+    share: bool,
     events: EventQueue<TaskEvent>,
 }
 
@@ -91,7 +93,8 @@ impl TaskClient {
         let to = DialOptions::new(address, name, options, role)?;
         let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, timeout };
         let machine = proto::TaskClient::new(config, purpose, MAX_TASK, seed);
-        Ok(Self { dialer: Dialer::start(to, Mutex::new(machine), Worker::default())? })
+        let worker = Worker { share: to.transport.capabilities().preferred_chunk == 0, ..Worker::default() };
+        Ok(Self { dialer: Dialer::start(to, Mutex::new(machine), worker)? })
     }
 
     /// Waits for the next event; `None` once `go_on` returns false. [`TaskEvent::Finished`] is the last, and comes
@@ -192,7 +195,8 @@ impl DialerPolicy for Worker {
         let (arena, layout) = answer.ok_or("the result is needed no longer")?;
         // Leave out the padding that an arena may have behind the layout.
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent::whole(bytes, layout))
+        let chunk = dialer.policy.share.then(|| usual_chunk(layout.bytes()));
+        Ok(Lent { chunk, ..Lent::whole(bytes, layout) })
     }
 
     fn sink(dialer: &Arc<TaskDialer>, ordered: bool) -> Box<dyn Sink> {

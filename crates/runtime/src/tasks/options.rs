@@ -29,7 +29,8 @@ pub struct TaskServerOptions {
     pub tree: bool,
     /// Number of the job.
     pub job: u64,
-    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB.
+    /// Maximum number of payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB. Where
+    /// the transport prefers no size, a chunk of a smaller task or result is a 64th of it, 16 KiB or more.
     pub chunk: Option<u32>,
     /// A link ends after at least this many seconds without progress.
     pub liveness: f64,

@@ -19,7 +19,7 @@ use super::sinks::ResultSink;
 use super::store::{Kept, Store};
 use super::who;
 use crate::engine::{caller_timeout, goes_on, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
-use crate::options::{seconds, DEFAULT_CHUNK};
+use crate::options::{seconds, usual_chunk, DEFAULT_CHUNK};
 use crate::star::{written, Transfer};
 use crate::{lock, registry, Error, Kind};
 
@@ -106,6 +106,8 @@ pub(crate) struct Tasks {
     pub store: Store,
     open: Mutex<HashMap<u32, Open>>,
     spare_sums: SpareSums,
+    /// Whether a chunk is a share of its task.
+    share: bool,
     options: TaskServerOptions,
 }
 
@@ -125,7 +127,9 @@ impl TaskServer {
         options.check()?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
-        let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
+        let capabilities = transport.capabilities();
+        let chunk = capabilities.chunk(options.chunk, DEFAULT_CHUNK);
+        let share = options.chunk.is_none() && capabilities.preferred_chunk == 0;
         let (purpose, role) = who(options.tree);
         let config = proto::TaskConfig {
             job: options.job,
@@ -154,7 +158,7 @@ impl TaskServer {
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let store = Store::new(options.memory, folder);
-        let tasks = Tasks { store, open: Mutex::default(), spare_sums: SpareSums::default(), options };
+        let tasks = Tasks { store, open: Mutex::default(), spare_sums: SpareSums::default(), share, options };
         let hub = Hub::start(&transport, &address, hub, |gate, chunk| {
             let machine = proto::TaskServer::new(proto::TaskConfig { chunk, ..config }, gate);
             (Mutex::new(machine), tasks)
@@ -447,7 +451,7 @@ impl HubPolicy for Tasks {
         let tensors = lock(&self.open).get(&parcel).and_then(|open| open.tensors.clone());
         let (arena, layout) = tensors.ok_or("the task is over")?;
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent::whole(bytes, layout))
+        Ok(Lent { chunk: self.share.then(|| usual_chunk(layout.bytes())), ..Lent::whole(bytes, layout) })
     }
 
     fn sink(hub: &Arc<TaskHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {
