@@ -176,7 +176,7 @@ def measured(way: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def kills(chosen: argparse.Namespace, table: dict[str, Any]) -> int:
-    """Return how many peers are killed and replaced: with ``--kill each`` one in each period except the last."""
+    """Return how many peers are killed and replaced: with ``--kill each``, one in each period but the last."""
     return table["steps"] // chosen.every - 1 if chosen.kill == "each" else 0
 
 

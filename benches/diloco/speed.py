@@ -39,7 +39,7 @@ SETTINGS = [
 
 
 def speed(setting: Setting, steps: int = STEPS) -> float:
-    """Return the value after ``steps`` steps, divided by ``steps``."""
+    """Return the speed: the value that training moves, after ``steps`` steps, divided by ``steps``."""
     value = shared = velocity = 0.0
     sent: tuple[int, float] | None = None
     for step in range(1, steps + 1):

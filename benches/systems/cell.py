@@ -254,7 +254,7 @@ def _measure(parties: Parties, outcome: Outcome, rounds: int, seconds: float) ->
 
 
 def right_value(work: str, parties: int, number: int) -> float:
-    """Return the correct result of a round: the mean of the clients' updates, or in a tree the model itself."""
+    """Return a round's correct result: the mean of the clients' or all parties' updates; in a tree the model itself."""
     if work == STAR:
         return number + parties / 2
     return number + (parties + 1) / 2 if work == ALLREDUCE else number

@@ -74,8 +74,8 @@ def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> 
     """Return what became of the third round.
 
     It ``went on`` to a correct result, or to a ``wrong`` one, and ``seconds`` are those of the round. Or a party failed
-    (``ended``), or nothing happened (``hung``), and ``seconds`` are those since the fault. ``dead`` is the index of the
-    killed party.
+    (``ended``), or nothing happened (``hung``), and ``seconds`` are those since the kill, or since the link came back.
+    ``dead`` is the index of the killed party.
     """
     begin = time.monotonic()
     while len(parties.lines(0)) < 3:

@@ -36,7 +36,7 @@ class System:
     tuned: str | None = None
     #: Seconds that the start and the rounds may take in addition to the path's limit.
     slack: float = 180.0
-    #: Most rounds that are measured in a turn, for a system whose rounds take more than ten seconds.
+    #: Maximum number of rounds that are measured in a turn, for a slow system; None for no maximum.
     most_rounds: int | None = None
     #: Environment variables of each party.
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -104,7 +104,7 @@ def curve(rows: Sequence[Row], system: str) -> list[tuple[float, float | None]]:
 
 
 def stops_at(rows: Sequence[Row], system: str) -> tuple[float | None, float | None]:
-    """Return the last fault before the first one at which a system missed the target, and that first one."""
+    """Return the last fault before a system's first miss of the target, and the fault at that miss."""
     last = None
     for fault, seconds in curve(rows, system):
         if seconds is None:

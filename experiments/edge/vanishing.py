@@ -91,7 +91,7 @@ class Vanishing:
 
 
 def serve_forks(url: str, arm: str, seed: int) -> None:
-    """Fork a client for each name on standard input. Nothing here starts a thread, so a fork is a whole process."""
+    """Fork a client for each name on standard input. This process has one thread, so a fork copies all of it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets clients that have ended
     learning().digits()  # imports what reads the images once, and not in each client
     for line in sys.stdin:

@@ -3,8 +3,8 @@
 //!
 //! Rules and numbers are those of Knative Serving's default autoscaler (KPA). The stable window is 60 s. The
 //! panic window is 6 s; it takes over once it needs twice the ready instances. An instance should have 70 %
-//! of the requests that it may have. Decisions are made every 2 s. The last instance ends after 30 s without
-//! requests.
+//! of the requests that it may have. Decisions are made every 2 s. The last instance ends 30 s after the
+//! stable window has no requests any more.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,7 +33,7 @@ pub struct Knobs {
     pub target: u32,
     /// Maximum number of requests that an instance may have under way.
     pub concurrency: u32,
-    /// How long the last instance stays without requests.
+    /// How long the last instance stays once the stable window has no requests.
     #[serde(with = "crate::seconds")]
     pub grace: Duration,
 }
@@ -151,7 +151,7 @@ impl Autoscaler {
         let area = self.steps.iter().zip(ends).map(|(&(at, under_way), end)| {
             u128::from(under_way) * end.min(now).saturating_sub(at.max(start)).as_nanos()
         });
-        // Like Knative, never look back beyond the function's start.
+        // Like Knative, average only over the time since the autoscaler's start, if the window is longer.
         (area.sum(), window.min(now).as_nanos().max(1))
     }
 

@@ -52,7 +52,7 @@ pub enum Timing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scaling {
-    /// From the planned hierarchy, by the estimated queue.
+    /// From the plan of the hierarchy, which follows the estimated length of the queue (section 5.2).
     Hierarchy,
     /// A constant number.
     Fixed,

@@ -64,7 +64,8 @@ class PartyRound:
 class SystemParties:
     """The parties of a system: the server, number 0, and the clients. Use it as a context manager.
 
-    What a party used is that of its process and all below it, without what it used before the first round was over.
+    A party's usage includes all processes that its process has started. CPU time counts from the end of the first
+    round on, and peak memory from the party's start.
     """
 
     def __init__(self, system: System, network: Session, folder: Path, *, size: int, rounds: int) -> None:
@@ -162,7 +163,7 @@ class SystemParties:
         self._peaks = [max(used.peak_bytes, peak) for used, peak in peaks]
 
     def usage(self) -> dict[str, Usage]:
-        """Return what each party used from the end of the first round to the last look, by name."""
+        """Return each party's CPU time, from the end of the first round to the last look, and peak memory, by name."""
         each = zip(self.names, self._before, self._used, self._peaks, strict=False)
         return {name: Usage(now.cpu_seconds - before.cpu_seconds, peak) for name, before, now, peak in each}
 
@@ -198,7 +199,7 @@ class _Used:
 def _used(pid: int) -> _Used:
     """Return what a process and those below it have used. A process below that has ended counts if it was waited for.
 
-    ``peak_bytes`` is the sum of what each living one had resident at most, since it became its present program.
+    ``peak_bytes`` is the sum of the peak resident memory of each living process since its last exec.
     """
     cpu, peak = 0.0, 0
     left = [pid]

@@ -73,15 +73,16 @@ impl Slots {
     }
 }
 
-/// Mixes the sums into the own model. Returns the own model's weight, averaged over its bytes.
+/// Mixes the neighbours' sums into this node's model. Returns the weight that this node's model had, averaged
+/// over its bytes.
 ///
-/// `rule` decides the own model's weight for each element: `own` under [`MixingRule::Renormalise`], else 1
-/// minus the weights that arrived. With `fresh` the own weight is 0 wherever a neighbour's bytes arrived.
+/// `rule` decides that weight for each element. Under [`MixingRule::Renormalise`] it is `own`, before all
+/// weights are scaled to a sum of 1. Under the other rules it is 1 minus the neighbours' weights that
+/// arrived. With `fresh` it is 0 wherever a neighbour's bytes arrived. Under `Renormalise`, the sums of the
+/// ranges `averaged` already include this node's model.
 ///
 /// # Errors
-/// The reason, if the sums give no model or the own model is not finite. The model is unchanged then.
-///
-/// The sums of the ranges `averaged` include the own model already.
+/// The reason, if the sums give no model or this node's model is not finite. The model is unchanged then.
 pub(crate) fn mix(
     sums: &Accumulator,
     model: &mut [u8],

@@ -181,8 +181,8 @@ fn iterations_continue_although_every_control_message_is_held_up() {
     }
 }
 
-/// All nodes have each other's models, but none has been notified of that. A node that leaves now might leave
-/// a neighbour without its model.
+/// Both nodes have each other's model, but neither has received a message that says so. A node that left now
+/// could not know whether its neighbour still lacks its model.
 #[test]
 fn with_wait_all_a_node_leaves_only_after_its_neighbours_have_its_model() {
     let layout = Layout::pack([("w", Dtype::F32, vec![1000])]).unwrap();

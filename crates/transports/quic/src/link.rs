@@ -32,7 +32,7 @@ const CLOSE_YIELDS: usize = 64;
 /// The state of a link that both directions use.
 pub(crate) struct LinkState {
     pub connection: Connection,
-    /// The endpoint of a connecting end, which lives as long as the link.
+    /// Keeps the endpoint of an end that connected alive as long as the link. `None` at a listener's end.
     _endpoint: Option<Endpoint>,
     /// The peer's address, for messages.
     pub who: String,
@@ -123,7 +123,7 @@ pub(crate) struct QuicLink {
 }
 
 impl QuicLink {
-    /// Makes a link of a connection whose handshake is complete. It opens the stream of its messages.
+    /// Makes a link from a connection whose handshake is complete, and opens this end's stream of messages.
     pub(crate) async fn new(
         operation: &'static str,
         connection: Connection,

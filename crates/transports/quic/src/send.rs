@@ -24,8 +24,8 @@ const SEND_UPDATE: &str = "send update";
 /// Error code of a stream that is reset because its update was cancelled.
 const CANCELLED: VarInt = VarInt::from_u32(0);
 
-/// The stream of messages while one is written. If that is dropped half-written, the link ends, because the
-/// peer could not tell where the next message begins.
+/// The stream of messages, locked while one message is written. If this value is dropped before the message
+/// is complete, the link ends, because the peer could not tell where the next message begins.
 struct Message<'a> {
     shared: &'a LinkState,
     stream: MutexGuard<'a, SendStream>,

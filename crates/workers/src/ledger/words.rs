@@ -29,7 +29,8 @@ pub enum Order {
     Begin,
     /// Discard the updates folded since the last commit.
     Rollback,
-    /// Commit: report the head of the sums, and leave the sums unchanged from now on.
+    /// Commit: report the head of the sums, and leave these sums unchanged until the next commit or round.
+    /// Later updates go to the worker's other slot of sums.
     Commit,
     /// Add an object to the sums.
     Fold {

@@ -66,8 +66,8 @@ impl Count {
 /// The loaded program and the sockets that it routes between.
 pub struct Routes {
     loaded: Mutex<Loaded>,
-    /// Each connection has one end that was accepted here. The program tells processes apart by the port of
-    /// the other end.
+    /// Accepts one end of each connection. The program identifies a process by the port of the connection's
+    /// other end.
     listener: TcpListener,
 }
 

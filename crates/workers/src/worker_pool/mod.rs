@@ -70,7 +70,8 @@ pub struct WorkerPoolConfig {
     /// Plans how many leaves get updates and have a process, with [`Split::Clients`] and without an autoscaler.
     /// `None`: all leaves.
     pub plans: Option<Plans>,
-    /// Who adds up the leaves' sums. It is the node with a data plane that copies, and with [`Split::Ranges`].
+    /// Who adds up the leaves' sums. The node does if the data plane copies, with [`Split::Ranges`], or with
+    /// one worker.
     pub middle: Middle,
 }
 

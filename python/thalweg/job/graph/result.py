@@ -20,7 +20,7 @@ class GraphResult:
 
     ``seconds`` and ``exchange_seconds`` are mean, median and standard deviation over all iterations of all nodes.
     ``accuracy`` has mean and standard deviation over the nodes' models in the last iteration with an evaluation.
-    ``drift`` is the mean over iterations. ``disagreement`` is that of the last iteration that has one.
+    ``drift`` is the mean over iterations. ``disagreement`` is the value of the last iteration that has one.
     """
 
     plan: Plan

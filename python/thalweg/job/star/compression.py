@@ -15,7 +15,7 @@ from thalweg.wire import Table
 if TYPE_CHECKING:
     from thalweg.sections import CompressionSection
 
-# What the names of tensors of the clients' model begin with in a server's state.
+# In a server's state, the prefix of the names of tensors that belong to the clients' model.
 HELD: Final = "compression/"
 
 

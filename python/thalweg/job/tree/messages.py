@@ -209,7 +209,7 @@ class ComputeMean(Request[answers.Mean]):
 
 @dataclass(frozen=True)
 class FoldPart(Request[answers.Shared]):
-    """Take the sums of this node's part of the bytes from all other nodes."""
+    """Get each other node's sums of the bytes in this node's part, and fold them."""
 
     do: ClassVar[str] = "share"
     form: ClassVar[type[answers.Form]] = answers.Shared

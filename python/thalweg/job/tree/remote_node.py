@@ -22,7 +22,7 @@ class TreeNodeOptions:
     """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
 
     The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
-    clients ``cert`` and ``key``, and waits for ``clients`` of them.
+    clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients.
     """
 
     listen: str
