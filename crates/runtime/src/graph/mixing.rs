@@ -96,12 +96,17 @@ pub(crate) fn mix(
     let mut given = 0.0;
     let mut present = Ranges::new();
     for (bytes, weight) in sums.weights().map_err(text)? {
-        let share = match rule {
-            _ if fresh => 1.0,
-            MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => weight.min(1.0),
-            MixingRule::Renormalise => weight / (weight + own),
+        given += match rule {
+            _ if fresh => bytes.len() as f64,
+            MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => {
+                bytes.len() as f64 * weight.min(1.0)
+            }
+            MixingRule::Renormalise => {
+                let neighbours: u64 = averaged.missing_in(bytes).iter().map(|range| range.len()).sum();
+                let with_own = (bytes.len() - neighbours) as f64;
+                neighbours as f64 * weight / (weight + own) + with_own * (weight - own) / weight
+            }
         };
-        given += bytes.len() as f64 * share;
         present.insert(bytes);
     }
     let repair = match rule {
@@ -175,5 +180,29 @@ impl Node {
             Error::new(Kind::Round, "mix", what)
         })?;
         Ok(written(&self.report(&mixing, &exchanges, dropped, weight, over)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_wire::{Dtype, Range};
+
+    use super::*;
+
+    /// Three neighbours' models of 1.0, and in the first half of the bytes this node's model of 0.0 too.
+    #[test]
+    fn the_reported_weight_is_the_same_where_the_sums_have_this_nodes_model() {
+        let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![32])]).unwrap());
+        let sums = Accumulator::new(layout.clone(), Precision::default());
+        let (ones, mut model) = (1.0f32.to_le_bytes().repeat(32), vec![0; 128]);
+        for _ in 0..3 {
+            sums.fold_ranges(&ones, &Ranges::full(128), 0.25).unwrap();
+        }
+        let mut averaged = Ranges::new();
+        averaged.insert(Range::new(0, 64));
+        sums.fold_ranges(&model, &averaged, 0.25).unwrap();
+        let own = mix(&sums, &mut model, MixingRule::Renormalise, 0.25, &averaged, false).unwrap();
+        assert!((own - 0.25).abs() < 1e-12, "{own}");
+        assert_eq!(model, 0.75f32.to_le_bytes().repeat(32));
     }
 }
