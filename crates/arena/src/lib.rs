@@ -206,6 +206,9 @@ impl Inner {
     }
 }
 
+/// A buffer of at least this many bytes is on huge pages, where the system has them.
+pub const HUGE: u64 = 4 << 20;
+
 /// One zeroed, page-aligned buffer. Clones are handles to the same memory.
 #[derive(Clone)]
 pub struct Arena {
@@ -231,11 +234,17 @@ impl Arena {
         }
         let map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
-        if bytes >= 4 << 20 {
+        if bytes >= HUGE {
             // This is only a hint. The first touch of fresh 4 KiB pages costs more than receiving a model.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Ok(Self::registered(Inner::new(map.into(), bytes)))
+    }
+
+    /// Whether this is the only handle, and no range is lent or claimed. So nobody else can read or write the
+    /// buffer.
+    pub fn is_sole(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
     }
 
     /// Number of bytes of the buffer.

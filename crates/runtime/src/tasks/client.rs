@@ -54,6 +54,8 @@ pub enum TaskEvent {
 pub(crate) struct Worker {
     /// The tensors of tasks, by task number.
     arenas: Mutex<HashMap<u32, Arena>>,
+    /// The tensors of a task that is over, to receive those of the next one. The application may still have them.
+    spare: Mutex<Option<Arena>>,
     /// Results of tasks that are not over, by task number.
     answers: Mutex<HashMap<u32, (Arena, Arc<Layout>)>>,
     /// Whether a chunk is a share of its result.
@@ -64,15 +66,26 @@ pub(crate) struct Worker {
 type TaskDialer = Dialer<Worker>;
 
 impl Worker {
-    /// The arena of a task. Makes one if there is none and `total` gives its length.
+    /// The arena of a task. If there is none and `total` gives its length, takes the spare one or makes one.
     pub fn arena(&self, task: u32, total: Option<u64>) -> Option<Arena> {
         let mut arenas = lock(&self.arenas);
         if let Some(arena) = arenas.get(&task) {
             return Some(arena.clone());
         }
-        let arena = Arena::new(total?).ok()?;
+        let total = total?;
+        let spare = lock(&self.spare).take().filter(|spare| spare.len() == total && spare.is_sole());
+        let arena = spare.or_else(|| Arena::new(total).ok())?;
         arenas.insert(task, arena.clone());
         Some(arena)
+    }
+
+    /// Frees a task's arena, or keeps it for the next task. The first touch of fresh small pages costs more than
+    /// receiving the task's bytes; on huge pages it costs little.
+    fn forget(&self, task: u32) {
+        let arena = lock(&self.arenas).remove(&task);
+        if let Some(arena) = arena.filter(|arena| arena.len() < thalweg_arena::HUGE) {
+            *lock(&self.spare) = Some(arena);
+        }
     }
 }
 
@@ -177,7 +190,7 @@ impl DialerPolicy for Worker {
                 lock(&policy.answers).remove(&task);
                 post(dialer, TaskEvent::Over { task, verdict });
             }
-            TaskStep::Forget { task } => _ = lock(&policy.arenas).remove(&task),
+            TaskStep::Forget { task } => policy.forget(task),
         }
     }
 
@@ -207,4 +220,29 @@ impl DialerPolicy for Worker {
 fn post(dialer: &TaskDialer, event: TaskEvent) {
     dialer.policy.events.post(event);
     dialer.announce();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_reused_once_nobody_else_has_it() {
+        let worker = Worker::default();
+        let place = |task, total| worker.arena(task, Some(total)).unwrap().as_ptr();
+        let first = place(1, 8192);
+        let held = worker.arena(1, None).unwrap();
+        worker.forget(1);
+        let second = place(2, 8192);
+        assert_ne!(second, first, "the application still reads the first task");
+        drop(held);
+        worker.forget(2);
+        assert_eq!(place(3, 8192), second);
+        worker.forget(3);
+        assert_eq!(worker.arena(4, Some(4096)).unwrap().len(), 4096, "another size needs another arena");
+        worker.forget(4);
+        place(5, thalweg_arena::HUGE);
+        worker.forget(5);
+        assert!(lock(&worker.spare).is_none());
+    }
 }
