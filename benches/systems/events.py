@@ -60,33 +60,46 @@ def _sleep(parties: Parties, seconds: float) -> None:
 
 def _kill(parties: Parties, cell: Cell, watch: float) -> Event:
     parties.groups[-1].kill()
-    return _watched(parties, cell, watch, dead=cell.clients)
+    return _watched(parties, cell, watch, time.monotonic(), dead=cell.clients)
 
 
 def _away(parties: Parties, cell: Cell, watch: float) -> Event:
     parties.net.set_link(1, down=True)
-    _sleep(parties, AWAY)
+    lost = time.monotonic()
+    failed: list[str] = []
+    while time.monotonic() < lost + AWAY:
+        _sleep(parties, CHECK_SECONDS)
+        failed = _failures(parties)
+        if failed:
+            break
     parties.net.set_link(1, down=False)
-    return _watched(parties, cell, watch, dead=None)
+    if failed:
+        return {"result": "ended", "seconds": time.monotonic() - lost, "words": failed[0]}
+    return _watched(parties, cell, watch, lost, dead=None)
 
 
-def _watched(parties: Parties, cell: Cell, seconds: float, dead: int | None) -> Event:
+def _failures(parties: Parties, dead: int | None = None) -> list[str]:
+    """Return how parties other than ``dead`` have failed."""
+    return [
+        f"party {index} ended with {process.returncode}: {parties.log(index)}"
+        for index, process in enumerate(parties.processes)
+        if index != dead and process.poll()
+    ]
+
+
+def _watched(parties: Parties, cell: Cell, seconds: float, fault: float, dead: int | None) -> Event:
     """Return what became of the third round.
 
     It ``went on`` to a correct result, or to a ``wrong`` one, and ``seconds`` are those of the round. Or a party failed
-    (``ended``), or nothing happened (``hung``), and ``seconds`` are those since the kill, or since the link came back.
-    ``dead`` is the index of the killed party.
+    (``ended``), and ``seconds`` are those since ``fault``, the time of the kill or of the link's loss. Or nothing
+    happened (``hung``) for ``seconds`` from now on. ``dead`` is the index of the killed party.
     """
     begin = time.monotonic()
     while len(parties.lines(0)) < 3:
         _sleep(parties, CHECK_SECONDS)
-        failed = [
-            f"party {index} ended with {process.returncode}: {parties.log(index)}"
-            for index, process in enumerate(parties.processes)
-            if index != dead and process.poll()
-        ]
+        failed = _failures(parties, dead)
         if failed:
-            return {"result": "ended", "seconds": time.monotonic() - begin, "words": failed[0]}
+            return {"result": "ended", "seconds": time.monotonic() - fault, "words": failed[0]}
         if time.monotonic() - begin > seconds:
             return {"result": "hung", "seconds": seconds}
     line = parties.lines(0)[2]

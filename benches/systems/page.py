@@ -226,7 +226,7 @@ def _event(line: Line) -> str:
         "went on": f"the round ended after {seconds} s with a correct mean",
         "wrong": f"the round ended after {seconds} s with a wrong mean",
         "hung": f"nothing happened within {seconds} s",
-        "ended": f"a party failed {seconds} s later: {_short([event.get('words', '')])}",
+        "ended": f"a party failed after {seconds} s: {_short([event.get('words', '')])}",
     }[event["result"]]
 
 
