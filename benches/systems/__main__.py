@@ -28,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.list:
         for name, system in SYSTEMS.items():
-            why = system.unusable or (environments.missing(system.environment) if system.environment else None)
-            print(f"{name:24} {', '.join(system.works):24} {why or ''}")
+            print(f"{name:24} {', '.join(system.works):24} {system.obstacle() or ''}")
         return 0
     if args.install is not None:
         failed = {name: why for name in args.install or environments.names() if (why := environments.install(name))}

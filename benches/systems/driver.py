@@ -67,7 +67,7 @@ def run(chosen: Sequence[Cell], *, turns: int, rounds: int, path: Path, resume: 
 def _one(cell: Cell, turn: int, rounds: int, here: dict[str, object]) -> Line:
     system = SYSTEMS[cell.system]
     began, load, others = now(), os.getloadavg()[0], busy_cores()
-    why = system.unusable or (system.environment and environments.missing(system.environment))
+    why = system.obstacle()
     if why:
         outcome = Outcome(failure=why)
     elif cell.event is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from benches.common import MIB
+from benches.systems import environments
 
 RIVALS: Final = Path(__file__).parent / "rivals"
 STAR, ALLREDUCE, TREE = "star", "allreduce", "tree"
@@ -32,6 +34,8 @@ class System:
     #: The paths over which it is measured; None for all.
     paths: tuple[str, ...] | None = None
     unusable: str | None = None
+    #: A program outside its environment that its script starts, and the package that has it.
+    program: tuple[str, str] | None = None
     #: The row of which this one is a tuned variant.
     tuned: str | None = None
     #: Seconds that the start and the rounds may take in addition to the path's limit.
@@ -48,6 +52,12 @@ class System:
     @property
     def ours(self) -> bool:
         return self.environment is None
+
+    def obstacle(self) -> str | None:
+        """Return why it cannot run here now; None if it can."""
+        if self.unusable is None and self.program is not None and shutil.which(self.program[0]) is None:
+            return f"{self.program[0]} is not installed; Debian's package {self.program[1]} has it"
+        return self.unusable or (environments.missing(self.environment) if self.environment else None)
 
 
 NO_PEERS: Final = {
@@ -109,7 +119,15 @@ SYSTEMS: Final = {
         System(
             "torchft, chunks", "torchft", "torch", "torchft", options={"chunks": 4}, lacks=NO_PEERS, tuned="torchft"
         ),
-        System("MPI", "mpi", "mpi", "mpi4py", works=(STAR, ALLREDUCE, TREE), options={"library": MPICH}),
+        System(
+            "MPI",
+            "mpi",
+            "mpi",
+            "mpi4py",
+            works=(STAR, ALLREDUCE, TREE),
+            options={"library": MPICH},
+            program=("mpiexec", "mpich"),
+        ),
         System("S3", "s3", "s3", "moto", lacks=NO_PEERS),
         System(
             "hivemind",

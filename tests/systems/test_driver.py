@@ -95,6 +95,12 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [row.failures for row in rows(read(out))] == [["it is not installed"] * 2, ["nor is this one"] * 2]
 
 
+def test_a_system_whose_program_is_missing_says_which_package_has_it() -> None:
+    system = replace(RIGHT, program=("no-such-program", "some-package"))
+    assert system.obstacle() == "no-such-program is not installed; Debian's package some-package has it"
+    assert replace(RIGHT, program=("sh", "dash")).obstacle() is None
+
+
 def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
     out = tmp_path / "table.jsonl"
     line = line_of(LINE)
