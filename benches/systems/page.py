@@ -5,6 +5,7 @@ scripts/docs_tables.py calls these functions, and scripts/check_docs.py finds do
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -24,6 +25,9 @@ CAUSES: Final = Path(__file__).parent / "causes.toml"
 DEFAULTS: Final = ("thalweg tcp", "thalweg graph", "thalweg tasks")
 #: Thalweg counts as first if its time is at most this factor times that of the fastest.
 NEAR: Final = 1.05
+#: What names an error in the last words of a program, and the maximum length of words in a table.
+ERROR: Final = re.compile(r"[\w.]*(?:Error|Exception)\b(?=:| of ).*")
+LONGEST: Final = 200
 WORDS: Final = {
     "star": "A server and {clients} clients: the model down, updates up, their mean",
     "allreduce": "All-reduce of {clients} parties",
@@ -119,9 +123,13 @@ def _mib(value: int | None) -> str:
 
 
 def _short(failures: Sequence[str]) -> str:
-    words = [line for line in "\n".join(failures[:1]).splitlines() if line.strip()]
-    text = words[-1].strip() if words else "no round was measured"
-    return text[-160:].replace("|", "/")
+    """Return the line of the first failure that names an error, with the details of an RPC; else its last line."""
+    lines = [line.strip() for line in "\n".join(failures[:1]).splitlines() if line.strip()]
+    errors = [found[0] for line in lines if (found := ERROR.search(line))]
+    details = [line for line in lines if line.startswith("details = ")]
+    words = [*errors[-1:], *details[-1:]] or lines[-1:] or ["no round was measured"]
+    text = " ".join(words).replace("|", "/")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _missing(work: str, measured: set[str], path: str) -> str:
@@ -212,7 +220,8 @@ def events(path: Path = FILE) -> str:
         if row.cell.event is not None:
             found[row.cell.system][row.cell.event] = "; ".join(dict.fromkeys(_event(line) for line in row.lines))
     body = [
-        [name, of.get("kill", "not measured yet"), of.get("away", "not measured yet")] for name, of in found.items()
+        [name, of.get("kill", "not measured yet"), of.get("away", "not measured yet")]
+        for name, of in sorted(found.items(), key=lambda one: list(SYSTEMS).index(one[0]))
     ]
     return _table(head, body) if body else "Nothing is measured yet."
 

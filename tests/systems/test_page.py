@@ -39,6 +39,21 @@ def made(tmp_path: Path) -> Path:
     return out
 
 
+def test_a_failure_is_told_by_its_error(tmp_path: Path) -> None:
+    words = 'party 1 ended with 1: wrapper\nx.InactiveRpcError: <InactiveRpcError of RPC:\n\tdetails = "gone"\n>'
+    out = tmp_path / "table.jsonl"
+    for text, shown in (
+        (words, 'x.InactiveRpcError: <InactiveRpcError of RPC: details = "gone"'),
+        ("party 0 ended with 1: RuntimeError: " + 200 * "long ", "RuntimeError: "),
+        ("the last\nline", "line"),
+    ):
+        outcome = Outcome(seconds=[1.0], event={"result": "ended", "seconds": 2.0, "words": text})
+        append(out, line("gRPC", [], cell=Cell("gRPC", "star", 4, 1 << 20, "wan", "away"), outcome=outcome))
+        assert f"a party failed after 2 s: {shown}" in page.events(out)
+        assert len(page.events(out)) < 500
+        out.unlink()
+
+
 def test_each_generated_part_agrees_with_the_data_set() -> None:
     for file, parts in (
         ("docs/explanation/beside-others.md", ("conditions", "verdict", "tables", "events")),
