@@ -74,6 +74,7 @@ def test_a_job_that_needs_the_client_ends_with_its_reason(start: Start, tmp_path
     code, _, err = server.end()
     assert code == 1
     assert "round 2: 1 of 2 updates came and nobody is left who could send one, 2 are needed" in err
+    assert "if fewer updates will do, lower `enough`" in " ".join(err.split())
     assert f": bad {SAID}" in err
     (folder,) = (tmp_path / "runs").iterdir()
     assert Record(folder).manifest["status"] == "failed"

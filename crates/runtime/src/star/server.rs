@@ -25,6 +25,10 @@ use crate::{lock, registry, Error, Kind};
 const LOAN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of clients that a job may ever have.
 const MAX_CLIENTS: u32 = 1 << 16;
+/// What can be done about a round that too few updates reached.
+const TOO_FEW: &str =
+    "If clients come back later, raise `grace`; if they are slow, raise `deadline`; if fewer \
+    updates will do, lower `enough`";
 
 /// The policy of a server of rounds.
 pub(crate) struct Star {
@@ -427,7 +431,7 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     }
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
-        return Err(Error::new(Kind::Round, "run round", reason.clone()));
+        return Err(Error::new(Kind::Round, "run round", reason.clone()).hint(TOO_FEW));
     }
     let summary = star.reducer.close(Some(&mut || claim_model(hub))).map_err(|error| match error {
         NoMean::Model(error) => error,
