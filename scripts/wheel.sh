@@ -37,9 +37,11 @@ trap 'rm -rf "$built"' EXIT
 tool maturin build --profile "${WHEEL_PROFILE:-release}" --zig --target "$target" --compatibility manylinux_2_28 --out "$built" \
     ${CI:+--locked}
 tool maturin sdist --out dist
-# It copies libraries that a user's machine may lack into the wheel; there are none today. It also refuses newer symbols.
+# It copies libraries that a user's machine may lack into the wheel; there are none today. It also refuses newer symbols. It knows
+# the platforms of this machine's processor by name; for another processor it takes the oldest one that the symbols allow.
+[ "$machine" = "$(uname -m)" ] || platform=auto
 tool auditwheel repair --only-plat --plat "$platform" --wheel-dir dist "$built"/thalweg-*.whl
-wheel=$(echo dist/thalweg-*"$platform"*.whl)
+wheel=$(echo dist/thalweg-*_"$machine".whl)
 tool auditwheel show "$wheel"
 tool abi3audit --strict --verbose "$wheel"
 tool twine check --strict "$wheel" dist/thalweg-*.tar.gz

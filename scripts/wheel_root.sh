@@ -34,7 +34,8 @@ own_apt() {
         -o Dir::Cache="$own" -o Dir::Cache::archives="$own/archives" -o Acquire::Retries=2 "$@"
 }
 own_apt update
-own_apt install --download-only --yes --no-install-recommends python3
+# NumPy's wheels need the library of C++.
+own_apt install --download-only --yes --no-install-recommends python3 libstdc++6
 for package in "$own"/archives/*.deb; do dpkg-deb --extract "$package" "$root"; done
 # Programs name the loader in /lib. It is a link to usr/lib, which no package brings where all files are in usr/lib.
 [ -e "$root/lib" ] || ln -s usr/lib "$root/lib"
