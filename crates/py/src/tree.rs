@@ -2,6 +2,7 @@
 //! class `Top`.
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use serde::Serialize;
 use serde_json::json;
 use thalweg_control::capacity::{knee, Measured, Useless};
@@ -99,7 +100,8 @@ pub fn tree_hop(py: Python<'_>, most: u64) -> PyResult<()> {
     py.detach(|| thalweg_runtime::hop(most)).map_err(raise)
 }
 
-/// The top of a tree: adds up the sums of nodes, and writes their mean into the model.
+/// The top of a tree: adds up the sums of nodes, and writes their mean into the model. A middle's top gives the
+/// sums to its parent instead.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Top {
     inner: thalweg_runtime::Top,
@@ -133,6 +135,13 @@ impl Top {
     /// Writes the mean into the model, and forgets the sums. Returns the summary of the fold, as JSON.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.inner.finish()).map_err(raise)
+    }
+
+    /// The merged sums for the parent: their head and their cells.
+    fn export<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Arena)> {
+        let sums = py.detach(|| self.inner.export()).map_err(raise)?;
+        let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
+        Ok((PyBytes::new(py, &sums.head), cells))
     }
 }
 

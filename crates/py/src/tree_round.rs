@@ -110,6 +110,11 @@ impl TreeRound {
         Ok(())
     }
 
+    /// The parent has the sums that the step `export` asked for.
+    fn exported(&self) {
+        self.machine().exported();
+    }
+
     /// The clients whose updates count so far.
     fn counting(&self) -> Vec<String> {
         self.machine().counting().map(str::to_owned).collect()

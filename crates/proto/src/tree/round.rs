@@ -24,6 +24,8 @@ pub enum TopKind {
     FirstFinished,
     /// At each node for its part of the bytes.
     Sharded,
+    /// At a node that has nodes below it. The sums stay sums: the node's parent gets them, and no mean is computed.
+    Middle,
 }
 
 /// A round to be run.
@@ -35,10 +37,13 @@ pub struct TreePlan {
     pub config: String,
     /// Where the sums meet.
     pub top: TopKind,
-    /// The least number of updates that a mean may be of.
+    /// The least number of updates that a mean may be of. A middle has no mean.
     pub enough: u32,
     /// How clients are drawn; `None`: all take part. Only with a dedicated top.
     pub draw: Option<Draw>,
+    /// The clients that the parent of a middle has drawn; `None`: all take part.
+    #[serde(default)]
+    pub only: Option<BTreeSet<String>>,
     /// Whether the root placed the clients at the nodes. Then a node may count no other clients.
     pub placed: bool,
     /// Whether a client counts only once its own proof was seen.
@@ -107,6 +112,8 @@ pub enum TreeStep {
     },
     /// Compute the mean of the merged sums and write it to the model, then call [`TreeRound::finished`].
     Finish,
+    /// Export the merged sums for the parent, then call [`TreeRound::exported`].
+    Export,
     /// Write the tensors that came with the answers to this request to the model: for each node's the first
     /// byte, and the one after the last.
     Write {
@@ -231,6 +238,7 @@ struct Asked {
 
 /// What the root does with the sums.
 pub(super) enum Top {
+    /// It merges them itself.
     Dedicated,
     FirstFinished(Gathering),
     Sharded(Sharded),
@@ -259,7 +267,7 @@ impl TreeRound {
     /// Begins a round with these nodes, of which some may be lost. `split` splits the model for a sharded top.
     pub fn new(now: Time, plan: TreePlan, nodes: Vec<TreeNode>, split: Split) -> Self {
         let top = match plan.top {
-            TopKind::Dedicated => Top::Dedicated,
+            TopKind::Dedicated | TopKind::Middle => Top::Dedicated,
             TopKind::FirstFinished => Top::FirstFinished(Gathering::default()),
             TopKind::Sharded => Top::Sharded(Sharded::default()),
         };
@@ -279,10 +287,10 @@ impl TreeRound {
             is_finishing: false,
             is_over: false,
         };
-        if round.drawing.is_some() {
-            round.look();
-        } else {
-            round.ask_all();
+        match round.plan.only.clone() {
+            _ if round.drawing.is_some() => round.look(),
+            Some(only) => round.ask_only(&only),
+            None => round.ask_all(),
         }
         round.go_on(now);
         round
@@ -300,6 +308,24 @@ impl TreeRound {
             };
             let ask = (stage == Stage::Asked).then_some(ask);
             self.parts.push(Part::new(&node.name, node.clients.clone(), ask, stage));
+        }
+    }
+
+    /// Has the nodes of these clients run the round with them.
+    fn ask_only(&mut self, only: &BTreeSet<String>) {
+        let drawn = |node: &TreeNode| -> Vec<String> {
+            node.clients.iter().filter(|client| only.contains(*client)).cloned().collect()
+        };
+        let drawn: BTreeMap<String, Vec<String>> =
+            self.nodes.iter().map(|node| (node.name.clone(), drawn(node))).collect();
+        let drawn: BTreeMap<_, _> = drawn.into_iter().filter(|(_, clients)| !clients.is_empty()).collect();
+        let mut here = drawn.clone();
+        here.retain(|node, _| !self.is_lost(node));
+        let ask = self.ask_for_rounds(here.keys().cloned().collect(), false, Some(here));
+        for (node, clients) in drawn {
+            let loss = self.is_lost(&node).then(|| Stage::Dropped(self.why_lost(&node, String::new)));
+            let asked = loss.is_none().then_some(ask);
+            self.parts.push(Part::new(&node, clients, asked, loss.unwrap_or(Stage::Asked)));
         }
     }
 
@@ -447,7 +473,7 @@ impl TreeRound {
         for client in self.parts[part].counting.clone() {
             self.counted.insert(client, node.clone());
         }
-        if self.plan.top == TopKind::Dedicated {
+        if matches!(self.plan.top, TopKind::Dedicated | TopKind::Middle) {
             let (ask, claim) = (self.parts[part].ask.unwrap_or_default(), self.parts[part].claim);
             self.parts[part].stage = Stage::Merging;
             self.steps.push_back(TreeStep::Merge { part, ask, node, claim });
@@ -476,6 +502,13 @@ impl TreeRound {
         if self.is_finishing && !self.is_over {
             let (uncovered_bytes, done) = (mean.fold.uncovered_bytes, mean.done);
             self.over(Mean { uncovered_bytes, done, ..Mean::default() });
+        }
+    }
+
+    /// The parent has the merged sums, or can have them.
+    pub fn exported(&mut self) {
+        if self.is_finishing && !self.is_over {
+            self.over(Mean::default());
         }
     }
 
@@ -547,7 +580,16 @@ impl TreeRound {
                     self.steps.push_back(TreeStep::Finish);
                 }
             },
-            TopKind::Dedicated => {}
+            TopKind::Middle if are_settled && !self.is_finishing => {
+                self.is_finishing = true;
+                // Without sums the round is over too: the parent learns what became of each client.
+                if self.parts.iter().any(Part::counts) {
+                    self.steps.push_back(TreeStep::Export);
+                } else {
+                    self.over(Mean::default());
+                }
+            }
+            TopKind::Dedicated | TopKind::Middle => {}
             TopKind::FirstFinished => self.gather(are_settled),
             TopKind::Sharded if are_settled => self.share(),
             TopKind::Sharded => {}
@@ -556,7 +598,7 @@ impl TreeRound {
 
     fn top_answered(&mut self, node: &str, answer: Result<(Answer, Option<u64>), &str>) {
         match self.plan.top {
-            TopKind::Dedicated => {}
+            TopKind::Dedicated | TopKind::Middle => {}
             TopKind::FirstFinished => self.gathering_answered(answer),
             TopKind::Sharded => self.sharded_answered(node, answer),
         }

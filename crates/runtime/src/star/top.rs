@@ -103,7 +103,7 @@ impl Statement {
     }
 }
 
-/// The top aggregator: it merges sums of nodes and writes their mean into the model.
+/// The top aggregator: it merges sums of nodes and writes their mean into the model, or gives them to its parent.
 pub struct Top {
     sums: Accumulator,
     update_filler: UpdateFiller,
@@ -167,6 +167,20 @@ impl Top {
             NoMean::Sums(reason) => Error::new(Kind::Round, "take the mean", reason),
         })?;
         Ok(json!({ "uncovered_bytes": summary.uncovered_bytes }).to_string())
+    }
+
+    /// Copies the merged sums for this node's parent. The top must be of all bytes.
+    ///
+    /// # Errors
+    /// An error if no memory is left.
+    pub fn export(&self) -> Result<SumsOfRound, Error> {
+        let bytes = Accumulator::bytes_needed(self.sums.layout(), self.sums.precision());
+        let (layout, cells) = memory(bytes)?;
+        let mut claim = cells.claim(cells.range())?;
+        let head = self.sums.export_into(&mut claim);
+        let head = head.map_err(|error| Error::new(Kind::Round, "export sums", error.to_string()))?;
+        drop(claim);
+        Ok(SumsOfRound { head: head.encode(), layout, cells })
     }
 
     /// Drops the sums.
@@ -261,6 +275,30 @@ mod tests {
         let mut expected = vec![0; layout().bytes() as usize];
         alone.finish(&mut expected, thalweg_fold::Replacement::KeepLocal).unwrap();
         assert_eq!(&model.lend(Range::new(0, expected.len() as u64)).unwrap()[..], &expected[..]);
+    }
+
+    #[test]
+    fn sums_of_sums_have_the_bits_of_one_fold() {
+        let all = [(3, 2.0), (5, 1.0), (11, 0.5), (7, 3.0)];
+        let mean = |parts: &[&[(u32, f64)]], is_deep: bool| {
+            let model = Arena::new(layout().bytes()).unwrap();
+            let top = Top::new(model.clone(), layout(), &options(), None).unwrap();
+            let of_middle = Arena::new(layout().bytes()).unwrap();
+            let middle = Top::new(of_middle, layout(), &options(), None).unwrap();
+            for part in parts {
+                let sums = exported(part, 1);
+                let into = if is_deep { &middle } else { &top };
+                into.merge(&sums.head, &sums.cells, statement(part)).unwrap();
+            }
+            if is_deep {
+                let sums = middle.export().unwrap();
+                top.merge(&sums.head, &sums.cells, statement(&all)).unwrap();
+            }
+            top.finish().unwrap();
+            let bytes = model.lend(Range::new(0, layout().bytes())).unwrap().to_vec();
+            bytes
+        };
+        assert_eq!(mean(&[&all[..1], &all[1..3], &all[3..]], true), mean(&[&all], false));
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Folding {
         options.check()?;
         let top = match kind {
             TopKind::FirstFinished => Ok(Top::new(model.clone(), layout.clone(), &options, None)?),
-            TopKind::Dedicated | TopKind::Sharded => Err("it adds up no sums".to_owned()),
+            TopKind::Dedicated | TopKind::Middle | TopKind::Sharded => Err("it adds up no sums".to_owned()),
         };
         let (layout, kept) = (Arc::new(layout), BTreeMap::new());
         Ok(Self { model, layout, options, sums, part: None, top, saved: None, kept })

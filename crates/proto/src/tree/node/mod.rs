@@ -144,11 +144,11 @@ pub struct AggregatorNode {
 }
 
 impl AggregatorNode {
-    /// A node that has taken part in no round. Other nodes connect to `address`; `None` for a dedicated top,
-    /// which needs nothing of the nodes.
+    /// A node that has taken part in no round. Other nodes connect to `address`; `None` for a dedicated top
+    /// and for a middle, which need nothing of the nodes.
     pub fn new(name: &str, address: &str, kind: TopKind) -> Option<Self> {
         let top = match kind {
-            TopKind::Dedicated => return None,
+            TopKind::Dedicated | TopKind::Middle => return None,
             TopKind::FirstFinished => Top::FirstFinished(Gathering::default()),
             TopKind::Sharded => Top::Sharded(Shard::default()),
         };

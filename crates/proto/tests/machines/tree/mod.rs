@@ -1,7 +1,9 @@
 //! Rounds of an aggregation tree, whatever happens to its nodes and links: the same updates are in all of the
 //! mean, none twice, and every client that is not in it is named with a reason.
 
+mod levels;
 mod light;
+mod middle;
 mod nodes;
 mod world;
 

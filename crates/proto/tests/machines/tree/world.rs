@@ -1,4 +1,5 @@
-//! Rounds of a tree in virtual time: the nodes are members of the root's tasks over the virtual network.
+//! Rounds of a tree in virtual time: the nodes are members of the root's tasks over the virtual network. A node
+//! may be a middle, which is such a world itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use thalweg_proto::{
 use thalweg_wire::tree::{Answer, MeanAnswer, MeanFold};
 use thalweg_wire::Layout;
 
-use super::nodes::{names, split, statement, Answered, Mask, Nodes, BYTES, CELLS, UNREAD};
+use super::middle::Middle;
+use super::nodes::{bit, names, split, statement, Answered, Mask, Nodes, BYTES, CELLS, UNREAD};
 use crate::common::network::{Path, Rng};
 use crate::common::tasks::{config, tensors, Does, TaskWorld};
 use crate::common::{MS, SECOND};
@@ -45,10 +47,14 @@ pub struct TreeWorld {
     pub nodes: Vec<TreeNode>,
     /// The nodes' own side.
     pub below: Nodes,
+    /// The nodes that have nodes below them, by index.
+    pub middles: BTreeMap<usize, Middle>,
     round: Option<TreeRound>,
     /// The request that each task is for.
     asks: BTreeMap<u32, u32>,
     replies: usize,
+    /// The round that began last.
+    pub number: u32,
     /// The sums or the mean that came with a node's answer to a request.
     contents: BTreeMap<(u32, String), Mask>,
     sent: BTreeMap<(u32, usize), Mask>,
@@ -92,9 +98,11 @@ impl TreeWorld {
             rng,
             nodes,
             below,
+            middles: BTreeMap::new(),
             round: None,
             asks: BTreeMap::new(),
             replies: 0,
+            number: 0,
             contents: BTreeMap::new(),
             sent: BTreeMap::new(),
             root: 0,
@@ -106,39 +114,69 @@ impl TreeWorld {
 
     /// Runs a round to its end.
     pub fn run(&mut self, plan: TreePlan) -> End {
-        (self.root, self.end) = (0, None);
-        self.contents.clear();
+        let limit = self.tasks.now + 1000 * SECOND;
         self.below.asked.clear();
+        self.begin(plan);
+        loop {
+            if let Some(end) = self.take_end() {
+                return end;
+            }
+            self.step(limit);
+        }
+    }
+
+    /// Begins a round. If another one is under way, its tasks are cancelled first.
+    pub fn begin(&mut self, plan: TreePlan) {
+        for task in std::mem::take(&mut self.asks).into_keys() {
+            self.tasks.server.cancel(self.tasks.now, task);
+        }
+        self.tasks.server_actions();
+        (self.root, self.end, self.number) = (0, None, plan.number);
+        self.contents.clear();
         // Nodes that were lost and are connected again are opened anew.
         for (index, node) in self.nodes.iter_mut().enumerate() {
             let is_back = node.loss.is_some() && self.tasks.members[index].alive;
             if is_back || node.peers.is_empty() {
                 (node.loss, node.has_model) = (None, false);
                 node.peers = self.below.open(index, plan.top);
+                if let Some(middle) = self.middles.get_mut(&index) {
+                    middle.open();
+                }
             }
         }
         let now = self.tasks.now;
         self.round = Some(TreeRound::new(now, plan, self.nodes.clone(), Box::new(split)));
         self.pump();
-        let limit = now + 1000 * SECOND;
-        while self.end.is_none() {
-            self.step(limit);
-        }
-        let end = self.end.take().expect("the round has ended");
+    }
+
+    /// How the round has ended; `None` while it is under way.
+    pub fn take_end(&mut self) -> Option<End> {
+        let end = self.end.take()?;
         for node in &mut self.nodes {
             // After a round that has failed, all nodes are sent the model.
             node.has_model = matches!(&end, End::Over { mean, .. } if mean.has.contains(&node.name));
         }
-        end
+        Some(end)
     }
 
-    fn step(&mut self, limit: Time) {
+    /// The updates in the sums that the root has merged.
+    pub fn sums(&self) -> Mask {
+        self.root
+    }
+
+    /// When the next thing happens.
+    pub fn next_time(&self) -> Option<Time> {
+        let timer = self.round.as_ref().and_then(TreeRound::poll_timeout);
+        let middles = self.middles.values().filter_map(Middle::next_time);
+        let others = [timer, self.below.next_time(), self.tasks.next_time()];
+        others.into_iter().flatten().chain(middles).min().map(|at| at.max(self.tasks.now))
+    }
+
+    pub fn step(&mut self, limit: Time) {
         let now = self.tasks.now;
         let timer = self.round.as_ref().and_then(TreeRound::poll_timeout);
         let below = self.below.next_time();
-        let other = self.tasks.next_time();
-        let next = [timer, below, other].into_iter().flatten().min().map(|at| at.max(now));
-        let next = next.filter(|at| *at <= limit);
+        let next = self.next_time().filter(|at| *at <= limit);
         let next = next.unwrap_or_else(|| panic!("the round hangs at {now:?}: {:?}", self.nodes));
         if timer.is_some_and(|at| at <= next) {
             self.tasks.now = next;
@@ -153,6 +191,12 @@ impl TreeWorld {
                 if task != UNREAD && self.below.instance(index) == instance {
                     self.respond(index, task, answer);
                 }
+            }
+        } else if let Some((&index, middle)) = self.middles.iter_mut().find(|(_, middle)| middle.is_due(next))
+        {
+            self.tasks.now = next;
+            if let Some((task, answer)) = middle.step() {
+                self.respond(index, task, answer);
             }
         } else {
             self.tasks.step();
@@ -189,10 +233,18 @@ impl TreeWorld {
         let name = self.nodes[index].name.clone();
         match fault {
             Fault::Cut => self.tasks.cut(index),
-            Fault::Pause(time) => self.tasks.pause(index, time),
+            Fault::Pause(time) => {
+                self.tasks.pause(index, time);
+                if let Some(middle) = self.middles.get_mut(&index) {
+                    middle.pause(time);
+                }
+            }
             Fault::Kill { seen } => {
                 self.tasks.kill(index);
                 self.below.kill(self.tasks.now, index);
+                if let Some(middle) = self.middles.get_mut(&index) {
+                    middle.kill();
+                }
                 if seen {
                     self.lose(index, "is gone: killed by signal 9");
                     self.tasks.forget(&name);
@@ -202,6 +254,9 @@ impl TreeWorld {
             Fault::Restart => {
                 self.tasks.kill(index);
                 self.below.restart(self.tasks.now, index);
+                if let Some(middle) = self.middles.get_mut(&index) {
+                    middle.restart(self.tasks.now);
+                }
                 self.tasks.restart(index);
             }
         }
@@ -244,6 +299,11 @@ impl TreeWorld {
                 self.below.model.fill(self.root);
                 let mean = MeanAnswer { fold: MeanFold::default(), done: now.as_secs_f64() };
                 self.round().finished(mean);
+            }
+            TreeStep::Export => {
+                let counting = self.round().counting().fold(0, |sums, client| sums | bit(client));
+                assert_eq!(self.root, counting, "the sums are of what is said to count");
+                self.round().exported();
             }
             TreeStep::Write { ask, parts } => {
                 let all: u64 = parts.iter().map(|(_, start, end)| end - start).sum();
@@ -302,7 +362,15 @@ impl TreeWorld {
         self.message();
         if self.tasks.members[index].alive && self.tasks.members[index].instance == instance {
             let request = serde_json::from_slice(&self.tasks.members[index].heads[&task]);
-            self.below.request(self.tasks.now, index, task, request.expect("a request"));
+            let request = request.expect("a request");
+            match self.middles.get_mut(&index) {
+                None => self.below.request(self.tasks.now, index, task, request),
+                Some(middle) => {
+                    if let Some(answer) = middle.request(self.tasks.now, task, request) {
+                        self.respond(index, task, answer);
+                    }
+                }
+            }
         }
     }
 
@@ -325,7 +393,8 @@ impl TreeWorld {
 
 /// A round in which all clients take part.
 pub fn plan(number: u32, top: TopKind) -> TreePlan {
-    TreePlan { number, config: "{}".into(), top, enough: 1, draw: None, placed: true, proofs: false }
+    let config = "{}".into();
+    TreePlan { number, config, top, enough: 1, draw: None, only: None, placed: true, proofs: false }
 }
 
 /// Checks that a round's mean is of the same updates everywhere, and that all other clients are named with a
@@ -340,6 +409,12 @@ pub fn check_end(model: impl Iterator<Item = Updates>, end: &End) -> Updates {
     for updates in model {
         assert_eq!(updates, *counting, "what is said to count, and what the mean is of: {parts:?}");
     }
+    check_names(end)
+}
+
+/// Checks that each client is named once, and counts or is named with a reason. Returns those that count.
+pub fn check_names(end: &End) -> Updates {
+    let End::Over { parts, counting, .. } = end else { panic!("{end:?}") };
     let mut named = Updates::new();
     for part in parts {
         assert_eq!(part.state == PartState::Counts, part.reason.is_empty(), "{part:?}");
