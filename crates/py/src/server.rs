@@ -1,5 +1,6 @@
 //! The class `Server`: a server of rounds.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
@@ -116,6 +117,13 @@ impl Server {
     fn place_clients(&self, expected: u32, homes: &str) -> PyResult<()> {
         let homes = || Ok(serde_json::from_str(homes)?);
         self.with(|s| homes().and_then(|homes| s.place_clients(expected, homes)).map_err(raise))
+    }
+
+    /// Tells clients whether the sums of a round, in which their updates are, count at the top: they do if `why`
+    /// is None, but for the clients in `refused`, which has reasons.
+    fn confirm(&self, round: u32, why: Option<String>, refused: BTreeMap<String, String>) -> PyResult<()> {
+        let outcome = why.map_or(Ok(()), Err);
+        self.with(|s| s.confirm(round, &outcome, &refused).map_err(raise))
     }
 
     /// Names of the connected clients, as a JSON list.

@@ -284,6 +284,8 @@ pub struct ServerOptions {
     /// Whether a round ends with the sums of its updates, from which [`Top`](crate::Top) computes the mean.
     /// The model then stays as it is.
     pub sums: bool,
+    /// Whether clients learn only from [`Server::confirm`](crate::Server::confirm) that their updates count.
+    pub withhold: bool,
 }
 
 impl Default for ServerOptions {
@@ -313,6 +315,7 @@ impl Default for ServerOptions {
             layers: Layers::default(),
             workers: None,
             sums: false,
+            withhold: false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The server's side: its clients, and the round that they take part in.
 
 mod choosing;
+mod confirming;
 mod counting;
 mod fanout;
 mod joining;
@@ -56,6 +57,9 @@ pub struct ServerConfig {
     pub max_clients: u32,
     /// How many rounds an update may be late and still count; 0: a late update does not count.
     pub stale: u32,
+    /// Whether an accepted update is confirmed only by [`Server::confirm`], because the sums that it is in must
+    /// still count at another server.
+    pub withhold: bool,
 }
 
 /// Where the driver puts a chunk.
@@ -135,6 +139,9 @@ struct Answer {
     verdict: Result<(), String>,
     /// The ranges that count. `None`: all of an accepted update, or none of a refused one.
     counted: Option<Ranges>,
+    /// The round whose sums contain the update, until [`Server::confirm`] says whether they count. Until then
+    /// the client is not told.
+    withheld: Option<u32>,
 }
 
 /// The state of a client, beyond its membership.
@@ -271,6 +278,7 @@ impl Server {
                 plan.enough
             ));
         }
+        self.give_up_withheld(plan.number);
         self.absent_since.get_or_insert(now);
         let total = self.config.layout.bytes();
         let credits = match self.config.partial {
@@ -290,6 +298,9 @@ impl Server {
         let number = update.number;
         let offered = self.acceptable(&update);
         let (weight, metrics) = (update.weight, self.bounded_metrics(sender, update.head));
+        if self.is_withheld(sender, number) {
+            return;
+        }
         if !self.takes_part(sender, number) {
             return self.roster.send(link, Control::Closed { parcel: number });
         }

@@ -4,6 +4,7 @@
 
 mod choice;
 mod common;
+mod confirming;
 mod counting;
 mod dropout;
 mod faults;

@@ -1,5 +1,6 @@
 //! The server of a job of rounds: it runs the rounds and has the updates reduced to the next model.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -89,6 +90,7 @@ impl Server {
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
             stale: options.stale,
+            withhold: options.withhold,
         };
         let proofs = ForwardedProofs::default();
         let hub = HubOptions {
@@ -277,6 +279,23 @@ impl Server {
         let hub = self.hub()?;
         hub.policy.expected.store(expected.max(1), Ordering::Relaxed);
         lock(&hub.machine).place_clients(hub.now(), homes);
+        hub.wake();
+        Ok(())
+    }
+
+    /// Tells clients whether the sums of a round, in which their updates are, count at the top. `outcome` is for
+    /// all of them but those that `refused` names, each with a reason.
+    ///
+    /// # Errors
+    /// `closed` if the server is closed.
+    pub fn confirm(
+        &self,
+        round: u32,
+        outcome: &Result<(), String>,
+        refused: &BTreeMap<String, String>,
+    ) -> Result<(), Error> {
+        let hub = self.hub()?;
+        lock(&hub.machine).confirm(round, outcome, refused);
         hub.wake();
         Ok(())
     }

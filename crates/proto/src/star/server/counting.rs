@@ -77,10 +77,12 @@ impl Server {
         let (partial, is_accepted) = (self.config.partial, verdict.is_ok());
         let part = self.part(sender, round).map(|part| (part.instance, counted(part, partial, is_accepted)));
         let Some((instance, counted)) = part else { return };
+        let withheld = self.round.as_ref().filter(|_| self.config.withhold).map(|round| round.plan.number);
         let Some(member) = self.roster.member_mut(sender).filter(|m| instance == m.instance) else {
             return;
         };
-        let answer = Answer { round, verdict, counted };
+        let withheld = withheld.filter(|_| is_accepted);
+        let answer = Answer { round, verdict, counted, withheld };
         member.own.answer = Some(answer.clone());
         self.set_duty(sender, Duty::Idle);
         if let Some(part) = self.part(sender, round) {
@@ -93,7 +95,10 @@ impl Server {
     }
 
     pub(super) fn send_answer(&mut self, link: LinkId, answer: Answer) {
-        let Answer { round, verdict, counted } = answer;
+        let Answer { round, verdict, counted, withheld } = answer;
+        if withheld.is_some() {
+            return;
+        }
         if let Some(got) = counted {
             self.roster.send(link, Control::Have { parcel: round, got });
         }

@@ -42,7 +42,8 @@ impl Server {
         let current = current.filter(|&number| same && self.takes_part(sender, number));
         let answer = self.roster.member(sender).and_then(|m| m.own.answer.clone()).filter(|_| same);
         let elsewhere = |round: u32| {
-            self.was_counted(sender, round).then_some(Answer { round, verdict: Ok(()), counted: None })
+            let was_counted = self.was_counted(sender, round);
+            was_counted.then_some(Answer { round, verdict: Ok(()), counted: None, withheld: None })
         };
         let answer = |round: u32| answer.filter(|answer| answer.round == round).or_else(|| elsewhere(round));
         match holding {

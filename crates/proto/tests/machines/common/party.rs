@@ -159,6 +159,7 @@ impl ServerParty {
             liveness: setup.liveness,
             max_clients: setup.max_clients,
             stale: setup.stale,
+            withhold: setup.withhold,
         };
         let machine = Server::new(config, Box::new(Doors { token: setup.token }));
         Self {
