@@ -1,6 +1,6 @@
 //! The class `Server`: a server of rounds.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
@@ -119,11 +119,10 @@ impl Server {
         self.with(|s| homes().and_then(|homes| s.place_clients(expected, homes)).map_err(raise))
     }
 
-    /// Tells clients whether the sums of a round, in which their updates are, count at the top: they do if `why`
-    /// is None, but for the clients in `refused`, which has reasons.
-    fn confirm(&self, round: u32, why: Option<String>, refused: BTreeMap<String, String>) -> PyResult<()> {
-        let outcome = why.map_or(Ok(()), Err);
-        self.with(|s| s.confirm(round, &outcome, &refused).map_err(raise))
+    /// Tells clients whether the sums of a round, in which their updates are, count at the top. Those of the
+    /// clients in `left_out` do not count in any case.
+    fn confirm(&self, round: u32, counts: bool, left_out: BTreeSet<String>) -> PyResult<()> {
+        self.with(|s| s.confirm(round, counts, &left_out).map_err(raise))
     }
 
     /// Names of the connected clients, as a JSON list.

@@ -34,6 +34,10 @@ def command(
     clients: Annotated[
         int | None, typer.Option(min=1, metavar="NUMBER", help="Of a tree: how many clients this node waits for.")
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Of a tree: how many nodes it waits for, instead of clients."),
+    ] = None,
     token_file: Annotated[
         PemFile, typer.Option(metavar="FILE", help="Of a tree: from `thalweg pki issue NAME --role tree-node`.")
     ] = None,
@@ -64,7 +68,7 @@ def command(
             metrics = plan_options(context)["record.metrics"]
             options = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "timeout": timeout}
             options["advertise"] = advertise
-            emit(_of_tree(plan, parent, clients, metrics=metrics, **options))
+            emit(_of_tree(plan, parent, clients, nodes, metrics=metrics, **options))
         return
     with output(as_json=as_json) as emit:
         from thalweg.errors import PlanError
@@ -88,6 +92,7 @@ def _of_tree(
     listen: str,
     parent: str | None,
     clients: int | None,
+    nodes: int | None,
     *,
     metrics: str | None,
     **options: Any,
@@ -98,11 +103,11 @@ def _of_tree(
     from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
     from thalweg.plan import Plan
 
-    if parent is None or clients is None or "://" not in listen:
+    if parent is None or (clients is None and nodes is None) or "://" not in listen:
         raise PlanError(
-            "a node of a tree needs to know where it listens, its parent, and how many clients it has",
+            "a node of a tree needs to know where it listens, its parent, and how many clients or nodes it has",
             "Give URL --parent URL --clients NUMBER",
         )
     checked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
-    chosen = TreeNodeOptions(listen, parent, clients, metrics=checked.record.metrics, **options)
+    chosen = TreeNodeOptions(listen, parent, clients, nodes, metrics=checked.record.metrics, **options)
     return run_tree_node(chosen, note)

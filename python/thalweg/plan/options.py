@@ -106,6 +106,7 @@ class CoreOptions(TypedDict, total=False):
     timeout: float
     tree: bool
     sums: bool
+    withhold: bool
     workers: WorkersOptions
     memory: int
     max_result: int

@@ -58,7 +58,7 @@ class Nothing(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Unopened(Form):
-    """The answer of a node that was started anew, until it is opened."""
+    """The answer of a node that was started anew, until it is opened and all nodes below it are open."""
 
     unopened: bool = True
 
@@ -291,13 +291,17 @@ class Outcome(core_outcome.Outcome, Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Round(State):
-    """A node's part in a round. ``held``: it has sums of updates; ``sums``: they come with this answer."""
+    """A node's part in a round. ``held``: it has sums of updates; ``sums``: they come with this answer.
+
+    ``between`` are the transfers between this node and the nodes below it.
+    """
 
     outcome: Outcome
     zero: Seconds
     first: Seconds | None
     held: bool
     sums: Base64 | None = None
+    between: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

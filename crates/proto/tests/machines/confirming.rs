@@ -21,15 +21,11 @@ fn clients() -> impl Iterator<Item = Profile> {
     (0..CLIENTS).map(|index| Profile { train: 40 * MS * (index as u32 + 1), ..profile(&name(index)) })
 }
 
-/// The sums of a round count, or do not for this reason; those of the clients in `refused` do not.
-fn confirm(world: &mut World, round: u32, outcome: Result<(), String>, refused: &[usize]) {
-    let refused = refused.iter().map(|&index| (name(index), "its node was dropped".to_owned())).collect();
-    world.server.machine.confirm(round, &outcome, &refused);
+/// The sums of a round count or not, and the updates of the clients in `left_out` do not.
+fn confirm(world: &mut World, round: u32, counts: bool, left_out: &[usize]) {
+    let left_out = left_out.iter().map(|&index| name(index)).collect();
+    world.server.machine.confirm(round, counts, &left_out);
     world.server_actions();
-}
-
-fn refused(round: u32, reason: &str) -> (u32, Verdict) {
-    (round, Verdict::Rejected(reason.into()))
 }
 
 #[test]
@@ -39,16 +35,16 @@ fn a_client_learns_that_its_update_counts_when_its_nodes_sums_count() {
     assert!(result.outcome.complete);
     world.pass(30 * SECOND);
     assert!((0..CLIENTS).all(|index| world.verdicts(index).is_empty()), "too early");
-    confirm(&mut world, 1, Ok(()), &[2]);
+    confirm(&mut world, 1, true, &[2]);
     world.pass(SECOND);
     for index in 0..CLIENTS {
-        let expected = if index == 2 { refused(1, "its node was dropped") } else { (1, Verdict::Accepted) };
+        let expected = if index == 2 { (1, Verdict::Late) } else { (1, Verdict::Accepted) };
         assert_eq!(world.verdicts(index), [expected]);
     }
     world.round(plan(2, CLIENTS as u32), 60 * SECOND);
-    confirm(&mut world, 2, Err("the round failed".into()), &[]);
+    confirm(&mut world, 2, false, &[]);
     world.pass(SECOND);
-    assert!((0..CLIENTS).all(|index| world.verdicts(index)[1] == refused(2, "the round failed")));
+    assert!((0..CLIENTS).all(|index| world.verdicts(index)[1] == (2, Verdict::Late)));
 }
 
 #[test]
@@ -60,21 +56,21 @@ fn a_client_whose_link_breaks_meanwhile_learns_it_when_it_is_back() {
     assert!(world.verdicts(0).is_empty(), "it is back, and nobody knows yet");
     world.cut(1);
     world.pass(MS);
-    confirm(&mut world, 1, Ok(()), &[]);
+    confirm(&mut world, 1, true, &[]);
     world.pass(10 * SECOND);
     assert!((0..CLIENTS).all(|index| world.verdicts(index) == [(1, Verdict::Accepted)]));
 }
 
 #[test]
-fn if_nobody_says_whether_sums_count_the_next_round_refuses_their_updates() {
+fn if_nobody_says_whether_sums_count_their_updates_are_late_when_the_next_round_begins() {
     let mut world = World::joined(&setup(3), clients());
     world.round(plan(1, CLIENTS as u32), 60 * SECOND);
     world.round(plan(2, CLIENTS as u32), 60 * SECOND);
-    confirm(&mut world, 1, Ok(()), &[]);
-    confirm(&mut world, 2, Ok(()), &[]);
+    confirm(&mut world, 1, true, &[]);
+    confirm(&mut world, 2, true, &[]);
     world.pass(SECOND);
-    let unknown = refused(1, "nobody said whether the sums that it is in count");
-    assert!((0..CLIENTS).all(|index| world.verdicts(index) == [unknown.clone(), (2, Verdict::Accepted)]));
+    let expected = [(1, Verdict::Late), (2, Verdict::Accepted)];
+    assert!((0..CLIENTS).all(|index| world.verdicts(index) == expected));
 }
 
 /// A node is lost at some moment. An update of it is accepted only if the top counted it, then or at the node
@@ -87,7 +83,7 @@ fn lost(seed: u64) {
     let is_over = !world.server.results.is_empty();
     let counts = is_over && rng.chance(0.5);
     if counts && rng.chance(0.5) {
-        confirm(&mut world, 1, Ok(()), &[]);
+        confirm(&mut world, 1, true, &[]);
         world.pass(rng.time(4 * MS));
     }
     if rng.chance(0.3) {
@@ -108,7 +104,7 @@ fn lost(seed: u64) {
         .map(|p| p.client.as_str())
         .collect();
     assert_eq!(whole.len(), CLIENTS, "seed {seed}: {:?}", result.outcome.participants);
-    confirm(&mut world, 2, Ok(()), &[]);
+    confirm(&mut world, 2, true, &[]);
     world.pass(10 * SECOND);
     for index in 0..CLIENTS {
         let verdicts = world.verdicts(index);

@@ -1,6 +1,6 @@
 //! The server of a job of rounds: it runs the rounds and has the updates reduced to the next model.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -283,19 +283,14 @@ impl Server {
         Ok(())
     }
 
-    /// Tells clients whether the sums of a round, in which their updates are, count at the top. `outcome` is for
-    /// all of them but those that `refused` names, each with a reason.
+    /// Tells clients whether the sums of a round, in which their updates are, count at the top. The updates of the
+    /// clients in `left_out` do not count in any case.
     ///
     /// # Errors
     /// `closed` if the server is closed.
-    pub fn confirm(
-        &self,
-        round: u32,
-        outcome: &Result<(), String>,
-        refused: &BTreeMap<String, String>,
-    ) -> Result<(), Error> {
+    pub fn confirm(&self, round: u32, counts: bool, left_out: &BTreeSet<String>) -> Result<(), Error> {
         let hub = self.hub()?;
-        lock(&hub.machine).confirm(round, outcome, refused);
+        lock(&hub.machine).confirm(round, counts, left_out);
         hub.wake();
         Ok(())
     }

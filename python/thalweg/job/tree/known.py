@@ -61,7 +61,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Received(Generic[AnyAnswer]):
-    """A node's answer. If ``head`` is None there is none, and ``reason`` says why. ``is_lost``: the node was lost."""
+    """A node's answer. If ``head`` is None there is none, and ``reason`` says why.
+
+    ``is_lost``: the node was lost. ``is_unopened``: it is not open, because it was started anew, or waits for nodes
+    below it.
+    """
 
     node: Node
     head: AnyAnswer | None
@@ -69,3 +73,4 @@ class Received(Generic[AnyAnswer]):
     reason: str
     between: tuple[Transfer, ...]
     is_lost: bool = False
+    is_unopened: bool = False

@@ -162,6 +162,17 @@ class AssignClients(Request[answers.Nothing]):
 
 
 @dataclass(frozen=True)
+class Confirm(Request[answers.Nothing]):
+    """Tell clients whether the node's sums of a round count. Those of the clients ``left_out`` do not in any case."""
+
+    do: ClassVar[str] = "confirm"
+    form: ClassVar[type[answers.Form]] = answers.Nothing
+    round: int
+    counts: bool
+    left_out: Sequence[str]
+
+
+@dataclass(frozen=True)
 class ForgetNode(Request[answers.Nothing]):
     """Wait no more for another node."""
 
@@ -246,6 +257,7 @@ _KINDS: Final[Mapping[str, type[Request[Any]]]] = {
         Proofs,
         ForgetClient,
         AssignClients,
+        Confirm,
         ForgetNode,
         BecomeTop,
         SendSums,

@@ -1,5 +1,7 @@
 """A node of an aggregation tree: a server to its clients, whose workers fold, and a member of its parent's tasks.
 
+A node may have nodes below it instead of clients (``thalweg.job.tree.middle``).
+
 ``python -m thalweg.job.tree.node`` is a node of ``thalweg run``; it reads its order from standard input as
 ``thalweg.job.star.worker`` does.
 
@@ -15,6 +17,7 @@ out (``_core.TreeExchange``; the rules are in ``crates/proto/src/tree/node``).
 | ``proofs`` | looks up the proofs that its clients have shown | these proofs |
 | ``forget`` | waits no more for a client | nothing |
 | ``homes`` | learns at which node each client belongs, and redirects clients that are at the wrong node | nothing |
+| ``confirm`` | tells its clients which updates of a round count at the top | nothing |
 | ``gone`` | waits no more for another node | nothing |
 | ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
 | ``give`` | lets the node at an address take the sums of its own rounds | nothing |
@@ -37,6 +40,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,6 +56,7 @@ from thalweg.job.star import worker
 from thalweg.job.tree import messages, placement
 from thalweg.job.tree.messages import (
     AssignClients,
+    Confirm,
     ForgetClient,
     Open,
     Proofs,
@@ -61,7 +66,9 @@ from thalweg.job.tree.messages import (
     TopOptions,
     Wait,
 )
+from thalweg.job.tree.middle import Middle
 from thalweg.job.tree.order import NodeOrder
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import core as core_outcome
 from thalweg.plan.options import CoreOptions
 from thalweg.transports import registry
@@ -72,7 +79,9 @@ from thalweg.wire import Table
 # A node's answer: a head, and perhaps an arena.
 Answer: TypeAlias = "tuple[answers.Form, _core.Arena | None]"
 # Requests about a node's clients.
-AboutClients: TypeAlias = ForgetClient | AssignClients | Proofs | Resent | Wait
+AboutClients: TypeAlias = ForgetClient | AssignClients | Confirm | Proofs | Resent | Wait
+# What runs a node's rounds.
+Serving: TypeAlias = "_core.Server | Middle"
 
 
 class Gateway:
@@ -85,7 +94,10 @@ class Gateway:
         self._advertise = order.advertise
         self._peers = f"tcp://{order.address}:0"
         self._parent = _core.TaskClient(order.url, self._name, wire.encode(self._member))
-        self._server: _core.Server | None = None
+        self._server: Serving | None = None
+        self._middle: Middle | None = None
+        self._nodes = order.nodes
+        self._opened: tuple[Open, answers.Opened] | None = None
         self._exchange: _core.TreeExchange | None = None
         self._model: _core.Arena | None = None
         self._expected = order.clients
@@ -116,6 +128,8 @@ class Gateway:
 
     def worker_counters(self, name: str) -> dict[str, Workers]:
         """Return the counters of the node's workers under the key ``name``; empty if the node has no workers."""
+        if self._middle is not None:
+            return self._middle.worker_counters()
         counters = None if self._server is None else self._server.tree()
         return {} if counters is None else {name: wire.decode(Workers, counters)}
 
@@ -141,8 +155,9 @@ class Gateway:
         finally:
             if self._exchange is not None:
                 self._exchange.close("the job is over")
-            if self._server is not None:
-                self._server.close("the job is over")
+            for server in (self._middle, self._server):
+                if server is not None:
+                    server.close("the job is over")
 
     def _answer(self, number: int, head: bytes, model: _core.Arena | None) -> None:
         try:
@@ -156,18 +171,18 @@ class Gateway:
     def _do(self, number: int, head: Table, model: _core.Arena | None) -> Answer:
         request, server = messages.decode(head), self._server
         if isinstance(request, Open):
-            return self._open(request), None
+            return self._open(request) if self._nodes is None else self._open_middle(request, self._nodes), None
         if server is None:
             return answers.Unopened(), None
         if request is None:
             raise _not_understood(str(head["do"]))
-        if isinstance(request, (ForgetClient, AssignClients, Proofs, Resent, Wait)):
+        if isinstance(request, (ForgetClient, AssignClients, Confirm, Proofs, Resent, Wait)):
             return self._about_clients(server, request), None
         if isinstance(request, Round):
             return self._round(server, number, request, None if request.kept else _given(model))
         return self._among_nodes(request)
 
-    def _about_clients(self, server: _core.Server, request: AboutClients) -> answers.Form:
+    def _about_clients(self, server: Serving, request: AboutClients) -> answers.Form:
         """Carry out a request that does not concern the model: about clients, their proofs or retransmissions."""
         if isinstance(request, Proofs):
             shown = server.proofs(list(request.clients))
@@ -178,16 +193,22 @@ class Gateway:
         if isinstance(request, Resent):
             counts = self._resent(server)
             return answers.Resent(down=counts.down, up=counts.up)
+        if isinstance(request, Confirm):
+            server.confirm(request.round, request.counts, set(request.left_out))
+            return answers.Nothing()
         if isinstance(request, ForgetClient):
             server.forget(request.client, request.why)
             return answers.Nothing()
         self._expected, self._homes = placement.homes(self._name, request)
-        server.place_clients(self._expected, self._placed())
+        if isinstance(server, _core.Server):
+            server.place_clients(self._expected, self._placed())
         return answers.Nothing()
 
-    def _resent(self, server: _core.Server) -> ResentCounts:
+    def _resent(self, server: Serving) -> ResentCounts:
         if not self._counts_all:
             return ResentCounts()
+        if isinstance(server, Middle):
+            return server.resent_totals()
         own = counted(server, lambda: server_reports.departed(server), self._senders)
         exchange = self._exchange
         # The other nodes count the links on which this node joined them.
@@ -202,11 +223,14 @@ class Gateway:
         kept = {client: last for client, last in after.items() if client not in self._drawn}
         return wire.encode({**self._homes.table(), "after": kept})
 
-    def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
+    def _draw(self, server: Serving, number: int, drawn: Sequence[str]) -> None:
         """Let only the clients ``drawn`` take part in the round that begins."""
+        if isinstance(server, Middle):
+            return server.draw(drawn)
         others = {*self._homes.own, *server_reports.clients(server)} - set(drawn)
         self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
         server.place_clients(len(drawn), self._placed())
+        return None
 
     def _among_nodes(self, request: Request[Any]) -> Answer:
         if self._exchange is None:
@@ -214,7 +238,26 @@ class Gateway:
         head, tensors = self._exchange.request(wire.encode(request).encode())
         return request.read(head), tensors
 
+    def _open_middle(self, request: Open, nodes: int) -> answers.Form:
+        """Open the nodes below; answer that this node is not open while some are missing."""
+        if self._middle is None:
+            self._counts_all = request.listen is None
+            self._middle = Middle(request, self._listen, nodes, self._trust)
+            self._note(f"listening on {self._middle.address} for {nodes} nodes")
+        middle = self._middle
+        if not middle.is_for(request):
+            raise RoundError("this node is open for another job", "Stop it, and start it again for this one")
+        if not middle.open_below(WAIT_SLICE):
+            return answers.Unopened()
+        self._server, self._model, self._address = middle, middle.model, middle.address
+        self._expected = middle.expected_clients
+        return answers.Opened(address=self._address, reached=None, peers=None, expected=self._expected)
+
     def _open(self, request: Open) -> answers.Opened:
+        asked = replace(request, listen=None)
+        # A parent that was started anew opens a node that is open. Its clients go on.
+        if self._opened is not None and self._opened[0] == asked:
+            return self._opened[1]
         transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         expected = request.options.get("expected")
         self._expected = expected if isinstance(expected, int) else self._expected
@@ -231,15 +274,17 @@ class Gateway:
             self._server.close("the parent opens this node anew")
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in request.layout])
         self._model = _core.Arena(layout, shared=registry.lends(self._listen))
-        self._server = self._listening(self._model, request.listen, wire.encode(options))
-        self._address = self._server.address
+        self._server = server = self._listening(self._model, request.listen, wire.encode(options))
+        self._address = server.address
         self._note(f"listening on {self._address}")
         if self._exchange is not None:
             self._exchange.close("the parent opens this node anew")
-        self._exchange = None if request.top is None else self._exchange_of(request.top, self._server, self._model)
+        self._exchange = None if request.top is None else self._exchange_of(request.top, server, self._model)
         peers = None if self._exchange is None else self._exchange.address
         reached = placement.reached(self._address, self._advertise)
-        return answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
+        opened = answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
+        self._opened = asked, opened
+        return opened
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
         """Return a server that listens at the address ``before`` of this node's former process, if it can."""
@@ -262,7 +307,7 @@ class Gateway:
         }
         return _core.TreeExchange(server, model, wire.encode(options))
 
-    def _round(self, server: _core.Server, number: int, request: Round, model: _core.Arena | None) -> Answer:
+    def _round(self, server: Serving, number: int, request: Round, model: _core.Arena | None) -> Answer:
         if self._exchange is not None:
             self._exchange.begin(request.round, kept=model is None)
         if model is not None:
@@ -288,6 +333,7 @@ class Gateway:
             first=None if whole is None else after - whole,
             held=sums is not None,
             sums=base64.b64encode(sums[0]).decode() if sums is not None and with_sums else None,
+            between=tuple(server.between) if isinstance(server, Middle) else (),
         )
         return answer, sums[1] if sums is not None and with_sums else None
 
@@ -296,7 +342,7 @@ class Gateway:
         if not self._parent.is_open(number):
             raise RoundError("the parent does not wait for this round any more", "Nothing is to be done")
 
-    def _state(self, server: _core.Server) -> answers.State:
+    def _state(self, server: Serving) -> answers.State:
         """Return the node's state, which the parent gets with each answer."""
         tree = server.tree()
         return answers.State(

@@ -21,7 +21,8 @@ class NodeOrder(Order):
     ``options`` are the core's options of a member. The node listens at ``listen`` for clients, and at ``address`` for
     other nodes. ``trust`` has what it checks clients with and shows them: ``token`` or ``issuer``, and ``tls``.
     ``clients`` is how many clients it has, for a parent that does not know. ``advertise`` is the URL at which clients
-    of other nodes reach it, if that is not where it listens.
+    of other nodes reach it, if that is not where it listens. With ``nodes`` it listens for that many nodes instead of
+    clients.
     """
 
     url: str
@@ -31,6 +32,7 @@ class NodeOrder(Order):
     address: str = "127.0.0.1"
     clients: int = 1
     advertise: str | None = None
+    nodes: int | None = None
 
     @classmethod
     def of(cls, table: Line) -> Self:

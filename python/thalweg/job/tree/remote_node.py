@@ -22,12 +22,14 @@ class TreeNodeOptions:
     """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
 
     The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
-    clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients.
+    clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients. With ``nodes`` it is
+    a middle: it waits for that many nodes instead.
     """
 
     listen: str
     parent: str
-    clients: int
+    clients: int | None = None
+    nodes: int | None = None
     name: str | None = None
     token_file: Path | None = None
     ca: Path | None = None
@@ -48,6 +50,10 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
     """
     if "://" not in options.parent:
         raise PlanError(f"--parent is {options.parent!r}", "Give where the server listens, as tcp://host:port")
+    if (options.clients is None) == (options.nodes is None):
+        raise PlanError("a node has either clients or nodes below it", "Give --clients NUMBER or --nodes NUMBER")
+    if options.nodes is not None:
+        _check_middle(options)
     if options.advertise is not None and options.advertise.partition("://")[0] != options.listen.partition("://")[0]:
         raise PlanError(
             f"--advertise is {options.advertise!r}, and this node listens at {options.listen}",
@@ -66,7 +72,8 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
         name=name,
         url=options.parent,
         listen=options.listen,
-        clients=options.clients,
+        clients=options.clients or 0,
+        nodes=options.nodes,
         advertise=options.advertise,
         options={
             "transport": {"tls": up.tls},
@@ -83,3 +90,17 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
         gateway.watch(lambda outcome: count(RoundCounts.of_outcome(outcome)))
         rounds = gateway.serve()
     return MemberResult(name, gateway.address, rounds, machine.peak_rss_bytes())
+
+
+def _check_middle(options: TreeNodeOptions) -> None:
+    """Raise PlanError for settings that a node with nodes below it cannot have."""
+    if not options.listen.startswith("tcp://"):
+        raise PlanError(
+            f"nodes connect by TCP, and this node listens for nodes at {options.listen}",
+            "Give a URL as tcp://host:port",
+        )
+    if options.advertise is not None:
+        raise PlanError(
+            f"--advertise is {options.advertise!r}, and this node has no clients of its own that could move",
+            "Give --advertise to the nodes below it",
+        )

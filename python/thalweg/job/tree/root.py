@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -16,6 +18,7 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.resent import counted
 from thalweg.job.common.server_reports import Departure, ResentCounts
 from thalweg.job.tree import placement
+from thalweg.job.tree.confirming import Fates
 from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.messages import ForgetClient, ForgetNode, Open, Request, Resent, TopOptions, Wait
 from thalweg.job.tree.node_log import NodeLog
@@ -24,6 +27,7 @@ from thalweg.job.tree.recovery import NodeRecovery
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.job.tree.rounds import Done, Draw, RoundPlan, RunningRound
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome.core import Outcome
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.plan.options import CoreOptions, chosen
 from thalweg.sections.trees import NodesSection, TreeSection
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 # Maximum size of sums as a multiple of the model's size: a sum has at most 16 bytes for an element, and an element has
 # at least one byte.
 SUMS_OF_MODELS: Final = 16
+# How long the end of a job waits until the nodes know which updates of the last round count.
+CONFIRM_SECONDS: Final = 5.0
 # Bytes for everything that sums contain beside their elements.
 SLACK: Final = 1 << 20
 
@@ -135,6 +141,11 @@ class Tree:
         self._version = next(self._versions)
         self._proofs = ProofChecker(wire.made(Keys, own), self._ask_one)
         self._node_log = NodeLog()
+        # What became of the nodes' parts in the last round, and the thread that tells the nodes.
+        self._fates = Fates()
+        self._confirming: threading.Thread | None = None
+        # The clients that take part in the next round, if the parent of a middle node has drawn them.
+        self._only: frozenset[str] | None = None
         # The round that is under way.
         self._running: RunningRound | None = None
         # Nodes that the run did not start and that could not listen for clients.
@@ -234,7 +245,8 @@ class Tree:
         total = sum(node.expected for node in nodes)
         self._opened = True
         self.tell_homes()
-        if start_themselves and total != self._rounds.expected:
+        # A middle does not know how many clients the job has.
+        if start_themselves and self._kind != "middle" and total != self._rounds.expected:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
@@ -262,13 +274,16 @@ class Tree:
         listen.
         """
         options: CoreOptions = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+        # Clients hear that an update was accepted only once its node's sums count here.
+        options["withhold"] = True
         if not node.clients:
             del options["expected"]
-        top = None if self._kind == "dedicated" else TopOptions(self._kind, self._of_top, self._between)
+        top = None if self._is_top else TopOptions(self._kind, self._of_top, self._between)
         request = Open(options, node.address or None, self._model.layout.tensors, top)
         (received,) = self._ask(request, [node], look)
         if received.head is None:
-            kind = LostNodeError if received.is_lost else RoundError
+            # A node that is not open yet waits for nodes below it.
+            kind = LostNodeError if received.is_lost or received.is_unopened else RoundError
             raise kind(f"{node.name} cannot be a node: {received.reason}", f"See {self.log}")
         node.address, node.peers = received.head.address, received.head.peers or ""
         node.reached = received.head.reached or ""
@@ -358,13 +373,28 @@ class Tree:
                 self.note(f"{node.name} names {client}, and has no proof that it is there: it does not count")
         return sorted(set(new) - set(unproven))
 
+    @property
+    def _is_top(self) -> bool:
+        """Whether the nodes' sums meet here, and not at one of the nodes."""
+        return self._kind in ("dedicated", "middle")
+
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
         """Run a round on all nodes and write the mean of their sums to the model; return the outcome as JSON.
 
         Raises RoundError if the round has too few updates, CoreError if the sums have no mean. If ``observer`` raises,
         the round ends with that error.
         """
+        return wire.encode(self.run_round(number, config, observer)[0])
+
+    def run_round(
+        self,
+        number: int,
+        config: str,
+        observer: Callable[[str], None] | None,
+    ) -> tuple[Outcome, Done]:
+        """Run a round as ``round`` does; return the outcome and how the round ended."""
         look = None if observer is None else lambda: observer('{"clients": {}}')
+        self.end_confirming(look or _nothing)
         self.recovery.settle(self._nodes, look or _nothing)
         self._number = number
         started, began = time.time(), time.perf_counter()
@@ -380,7 +410,10 @@ class Tree:
         except BaseException:
             # Nodes may have written parts of a mean that does not count to their models.
             self.replaced()
+            self._begin_confirming(number, counts=False)
             raise
+        self._fates.add(number, done.parts)
+        self._begin_confirming(number, counts=True)
         self._version = next(self._versions)
         for node in here:
             node.has = self._version if node.name in done.mean.has else None
@@ -390,7 +423,34 @@ class Tree:
         if self._choose is not None:
             counted = sum(part.counted for part in done.parts)
             outcome = replace(outcome, expected=self._choose, complete=counted == self._choose)
-        return wire.encode(outcome)
+        return outcome, done
+
+    def confirm(self, number: int, counts: bool, left_out: AbstractSet[str]) -> None:
+        """Tell the nodes whether their sums of a round count, and wait until they know it.
+
+        The updates of the clients ``left_out`` do not count in any case.
+        """
+        for request, nodes in self._fates.requests(number, left_out, self._here(), counts=counts):
+            self._ask_all(request, nodes)
+
+    def _begin_confirming(self, number: int, *, counts: bool) -> None:
+        """Tell the nodes what became of a round while the job goes on. A middle waits for its parent's word."""
+        if self._kind == "middle":
+            return
+
+        def tell() -> None:
+            with suppress(_core.CoreError):  # the job is ending
+                self.confirm(number, counts, set())
+
+        self._confirming = threading.Thread(target=tell, daemon=True)
+        self._confirming.start()
+
+    def end_confirming(self, look: Callable[[], None], seconds: float = float("inf")) -> None:
+        """Wait at most ``seconds`` until the nodes know what became of the last round. Calls ``look`` meanwhile."""
+        until = time.monotonic() + seconds
+        while self._confirming is not None and self._confirming.is_alive() and time.monotonic() < until:
+            self._confirming.join(WAIT_SLICE)
+            look()
 
     def replaced(self) -> None:
         """Note that the model in the arena is no longer the last round's mean, so that every node is sent it."""
@@ -409,6 +469,7 @@ class Tree:
             draw=draw,
             placed=bool(self.placed.clients),
             proofs=self._proofs.keys.are_set,
+            only=None if self._only is None else tuple(sorted(self._only)),
         )
         self._running = RunningRound(self, self._server, self._model, self._version, plan=plan, top=self._of_top)
         try:
@@ -476,7 +537,7 @@ class Tree:
         if self._closed:
             return
         self._server.forget(name, why)
-        if self._kind != "dedicated" and self._opened:
+        if not self._is_top and self._opened:
             self._ask_all(ForgetNode(name, why), self._here())
 
     def clients(self) -> str:
@@ -506,6 +567,7 @@ class Tree:
 
     def close(self, reason: str) -> None:
         """Tell all nodes that the job is over, and stop. Idempotent."""
+        self.end_confirming(_nothing, CONFIRM_SECONDS)
         self._closed = True
         self._server.close(reason)
 
@@ -547,7 +609,7 @@ class Tree:
         if reply.is_unopened:
             node.loss = "was started anew"
             node.proven.clear()
-            return Received(node, None, None, node.reason, reply.between)
+            return Received(node, None, None, node.reason, reply.between, is_unopened=True)
         head, reason = None, reply.reason
         try:
             head = None if reply.head is None else request.read(reply.head)

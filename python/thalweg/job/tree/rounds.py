@@ -48,6 +48,8 @@ class RoundPlan:
     draw: Draw | None
     placed: bool
     proofs: bool
+    # The clients that the parent of a middle has drawn; None: all take part.
+    only: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Merge:
 @dataclass(frozen=True)
 class Finish:
     """A step: compute the mean of the merged sums."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A step: keep the merged sums for the parent."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,7 @@ STEPS: Final[Mapping[str, type[Any]]] = {
     "prove": Prove,
     "merge": Merge,
     "finish": Finish,
+    "export": Export,
     "write": Write,
     "over": Over,
     "failed": Failed,
@@ -142,11 +150,15 @@ STEPS: Final[Mapping[str, type[Any]]] = {
 
 @dataclass(frozen=True)
 class Done:
-    """A round that is over: the nodes' parts, the mean, and the transfers between root and nodes."""
+    """A round that is over: the nodes' parts, the mean, and the transfers between root and nodes.
+
+    A middle has no mean, but the ``sums`` for its parent, a head and cells, if there are updates in them.
+    """
 
     parts: Sequence[Part]
     mean: Mean
     between: Sequence[Transfer]
+    sums: tuple[bytes, _core.Arena] | None = None
 
 
 class Root(Protocol):
@@ -187,7 +199,8 @@ class RunningRound:
     ) -> None:
         """Begin a round. ``version`` is that of the model; ``top`` are the core's options of a dedicated top."""
         self._root, self._server, self._model, self._version = root, server, model, version
-        self._top = _core.Top(model, wire.encode(top)) if plan.top == "dedicated" else None
+        self._top = _core.Top(model, wire.encode(top)) if plan.top in ("dedicated", "middle") else None
+        self._sums: tuple[bytes, _core.Arena] | None = None
         self._table = root.table()
         self._round = _core.TreeRound(time.monotonic(), model.layout, wire.encode(plan), self._table)
         self._ended = root.ended()
@@ -277,6 +290,9 @@ class RunningRound:
         elif isinstance(step, Finish) and self._top is not None:
             fold = wire.decode(answers.MeanFold, self._top.finish())
             self._round.finished(wire.encode(answers.Mean(fold=fold, done=time.time())))
+        elif isinstance(step, Export) and self._top is not None:
+            self._sums = self._top.export()
+            self._round.exported()
         elif isinstance(step, Write):
             model = np.asarray(self._model)
             for node, start, end in step.parts:
@@ -308,12 +324,12 @@ class RunningRound:
         made, shares = over.mean, over.mean.shares
         mean = Mean(
             made.uncovered_bytes,
-            made.done,
+            made.done if self._sums is None else time.time(),
             made.top,
             None if shares is None else tuple(NodeShare(node, size) for node, size in shares),
             made.has,
         )
-        return Done(parts, mean, self._between)
+        return Done(parts, mean, self._between, self._sums)
 
     def _part(self, part: PartOutcome) -> Part:
         report = None if part.ask is None else self._reports.get((part.ask, part.node))

@@ -1,0 +1,121 @@
+"""A middle: a node of a tree that has nodes below it.
+
+For its parent a middle is a node whose clients are all clients below it. For the nodes below it is the root of rounds
+that end with sums instead of a mean. Its clients stay below it: no client moves to another node of the parent, or from
+there.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from thalweg import _core, wire
+from thalweg.errors import RoundError
+from thalweg.job.common import server_reports
+from thalweg.job.common.resent import COUNT_SECONDS, totals
+from thalweg.job.common.server_reports import ResentCounts
+from thalweg.job.tree.messages import Open, Proofs
+from thalweg.job.tree.root import Tree
+from thalweg.outcome import core as core_outcome
+from thalweg.plan.options import CoreOptions, chosen
+from thalweg.transports.links import Trust
+from thalweg.trees import answers
+from thalweg.trees.answers import Transfer
+from thalweg.trees.merging import Part
+
+
+class Middle(Tree):
+    """Runs a node's rounds on the nodes below it. The node calls it as it would call the core's server."""
+
+    def __init__(self, opened: Open, url: str, count: int, trust: Trust) -> None:
+        """Listen at ``url`` for ``count`` nodes. ``opened`` is the parent's request. Raises CoreError, RoundError."""
+        if opened.top is not None:
+            raise RoundError(
+                f"this node has nodes below it, which cannot take part in a top of the kind {opened.top.kind!r}",
+                'Set tree.top = "dedicated"',
+            )
+        layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in opened.layout])
+        self.model = _core.Arena(layout)
+        options = chosen(opened.options, opened.options.keys() - {"expected"})
+        of_job = chosen(opened.options, ("job", "liveness", "grace"))
+        own: CoreOptions = {"transport": {"tls": trust.tls}, "tree": True, **trust.tokens, **of_job}
+        super().__init__(self.model, url, count, options, own, top="middle")
+        self._request = opened
+        self._sums: tuple[bytes, _core.Arena] | None = None
+        # Held while nodes are opened and during a round. A round that the parent has given up may still be ending when
+        # the next one begins.
+        self._turn = threading.Lock()
+        # The transfers between this node and those below it in the last round.
+        self.between: Sequence[Transfer] = ()
+
+    def is_for(self, opened: Open) -> bool:
+        """Return whether this middle was made for such a request of the parent."""
+        return replace(opened, listen=None) == replace(self._request, listen=None)
+
+    def open_below(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for the nodes below, and open those that are there; return whether all are open."""
+        with self._turn:
+            return self._opened or (self._there(seconds) and self._open(None))
+
+    @property
+    def expected_clients(self) -> int:
+        """How many clients there are below."""
+        return sum(node.expected for node in self._nodes)
+
+    def draw(self, clients: Sequence[str]) -> None:
+        """Let only these clients take part in the next round."""
+        self._only = frozenset(clients)
+
+    def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
+        """Run a round on the nodes below; return the outcome as JSON, as a node answers it. Keeps the sums.
+
+        If ``observer`` raises, the round ends with that error.
+        """
+        with self._turn:
+            self._sums, self.between = None, ()
+            try:
+                outcome, done = self.run_round(number, config, observer)
+            finally:
+                self._only = None
+            self._sums, self.between = done.sums, done.between
+        return wire.encode(_for_parent(outcome, done.parts, has_sums=done.sums is not None))
+
+    def sums(self) -> tuple[bytes, _core.Arena] | None:
+        """Return the sums of the last round, their head and their cells; None if it had none."""
+        return self._sums
+
+    def proofs(self, clients: Sequence[str]) -> list[tuple[str, bytes]]:
+        """Return the proofs that these clients have shown to nodes below, with their names."""
+        shown: list[tuple[str, bytes]] = []
+        for node in self._here():
+            wanted = [client for client in clients if client in node.clients]
+            received = self._ask_one(Proofs(wanted), node) if wanted else None
+            if received is not None and received.head is not None:
+                shown += [(client, base64.b64decode(proof)) for client, proof in received.head.proofs.items()]
+        return shown
+
+    def resent_totals(self) -> ResentCounts:
+        """Return how many segments were sent again below."""
+        return totals(server_reports.resent(self, COUNT_SECONDS).values())
+
+    def tree(self) -> str | None:
+        """Return None: the workers below are counted at their nodes."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Return what happened since the last call, at most as much as an answer may hold."""
+        return super().notes()[: answers.MOST_NOTES]
+
+
+def _for_parent(outcome: core_outcome.Outcome, parts: Sequence[Part], *, has_sums: bool) -> core_outcome.Outcome:
+    """Return a round's outcome in the form in which a node answers it, with all clients below in one list."""
+    failure = None
+    if not has_sums:
+        reasons = [f"{part.node}: {part.reason}" for part in parts if part.reason]
+        failure = f"no node below it has updates: {'; '.join(reasons)}"[: answers.LONGEST_LINE]
+    seconds = outcome.fold.completion_seconds if isinstance(outcome.fold, core_outcome.TreeFold) else None
+    fold = core_outcome.Fold(None, seconds, 0.0)
+    return answers.Outcome(**{**vars(outcome), "fold": fold, "failure": failure})

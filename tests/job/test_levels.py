@@ -1,0 +1,240 @@
+"""Trees of three levels: a middle has nodes below it, and its parent gets their sums as its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.job.test_tree import TOKEN, URL, layout, mean, take_part
+from tests.ports import free_ports
+from thalweg import _core, wire
+from thalweg.errors import PlanError, RoundError
+from thalweg.job.tree import messages
+from thalweg.job.tree.middle import Middle
+from thalweg.job.tree.order import NodeOrder
+from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
+from thalweg.job.tree.root import Tree
+from thalweg.transports.links import Trust
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+
+# The clients of each node, by middle. The node "near" is one of the root's.
+WEST: Final = {"west-1": ["a"], "west-2": ["b", "c"]}
+EAST: Final = {"east-1": ["d"]}
+NEAR: Final = {"near": ["e"]}
+NAMES: Final = ["west", "east", *WEST, *EAST, *NEAR]
+CLIENTS: Final = [client for nodes in (WEST, EAST, NEAR) for clients in nodes.values() for client in clients]
+
+
+@dataclass
+class Levels:
+    """A tree of three levels with its nodes' processes."""
+
+    tree: Tree
+    model: _core.Arena
+    processes: dict[str, Popen[bytes]] = field(default_factory=dict)
+    urls: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=lambda: dict(zip(NAMES, free_ports(len(NAMES)), strict=True)))
+
+    def start(self, name: str, parent: str, *, clients: int = 0, nodes: int | None = None) -> str:
+        """Start a node; return its URL. A node that is started again has the same URL."""
+        listen = self.urls[name] = f"tcp://127.0.0.1:{self.ports[name]}"
+        order = NodeOrder(
+            name=name,
+            url=parent,
+            listen=listen,
+            clients=clients,
+            nodes=nodes,
+            options={"token": TOKEN, "timeout": 60.0, "transport": {}, "tree": True, "seed": len(self.processes)},
+            trust=Trust(token=TOKEN),
+        )
+        command = [sys.executable, "-m", "thalweg.job.tree.node"]
+        process = self.processes[name] = Popen(command, stdin=PIPE, stdout=DEVNULL)
+        assert process.stdin is not None
+        process.stdin.write(wire.encode(order).encode() + b"\n")
+        process.stdin.close()
+        return listen
+
+    def kill(self, name: str) -> None:
+        """Kill a node. Nobody is told."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def round(self, number: int) -> dict[str, Any]:
+        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return outcome
+
+    def bits(self) -> bytes:
+        return bytes(np.asarray(self.model))
+
+
+@contextmanager
+def levels(before: Callable[[Levels, str, int], None] = lambda *_: None, **options: Any) -> Iterator[Levels]:
+    """Run a tree with two middles and one node of the root. ``before`` is called before a client submits."""
+    model = _core.Arena(layout())
+    node_options: Any = {
+        "precision": "exact",
+        "transport": {},
+        "seed": 0,
+        "workers": {"count": 1, "split": "ranges"},
+        "grace": 1.0,
+        "expected": len(CLIENTS),
+        **options,
+    }
+    choose = node_options.pop("choose", None)
+    own: Any = {"token": TOKEN, "grace": node_options["grace"], "transport": {}, "tree": True}
+    tree = Tree(model, URL, 3, node_options, own, top="dedicated", choose=choose)
+    made = Levels(tree, model)
+    threads: list[threading.Thread] = []
+    with ExitStack() as stack:
+        stack.callback(lambda: [thread.join() for thread in threads])
+        stack.callback(lambda: [process.wait(60) for process in made.processes.values()])
+        stack.callback(lambda: tree.close("the job is over"))
+        for middle, nodes in (("west", WEST), ("east", EAST)):
+            url = made.start(middle, tree.address, nodes=len(nodes))
+            threads += [_client_threads(made, made.start(n, url, clients=len(c)), c, before) for n, c in nodes.items()]
+        threads.append(_client_threads(made, made.start("near", tree.address, clients=1), NEAR["near"], before))
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 60
+        while tree.wait(len(CLIENTS), None) < len(CLIENTS):
+            assert time.monotonic() < until, tree.notes()
+        yield made
+
+
+def _client_threads(
+    made: Levels, url: str, clients: list[str], before: Callable[[Levels, str, int], None]
+) -> threading.Thread:
+    """Return a thread that runs a node's clients."""
+
+    def run() -> None:
+        each = [
+            threading.Thread(target=take_part, args=(url, one, lambda n, one=one: before(made, one, n), 60.0))
+            for one in clients
+        ]
+        for thread in each:
+            thread.start()
+        for thread in each:
+            thread.join()
+
+    return threading.Thread(target=run)
+
+
+def states(outcome: dict[str, Any]) -> dict[str, str]:
+    return {one["client"]: one["state"] for one in outcome["participants"]}
+
+
+def test_a_tree_of_three_levels_has_the_bits_of_one_server() -> None:
+    with levels() as made:
+        for number in (1, 2):
+            outcome = made.round(number)
+            assert states(outcome) == dict.fromkeys(CLIENTS, "whole")
+            assert outcome["complete"]
+            assert made.bits() == mean(number, CLIENTS)
+            nodes = {node["node"]: node["counted"] for node in outcome["fold"]["nodes"]}
+            assert nodes == {"east": 1, "near": 1, "west": 3}
+            assert outcome["fold"]["completion_seconds"] > 0
+        assert json.loads(made.tree.clients()) == sorted(CLIENTS)
+        resent = json.loads(made.tree.resent(1.0))
+        assert set(resent) == {"west", "east", "near", ""}
+
+
+def settled(made: Levels, number: int) -> dict[str, Any]:
+    """Run rounds until all clients count; return the last outcome."""
+    for later in range(number, number + 60):
+        outcome = made.round(later)
+        if states(outcome) == dict.fromkeys(CLIENTS, "whole"):
+            assert made.bits() == mean(later, CLIENTS)
+            return outcome
+        made.tree.wait(len(CLIENTS), 0.5)
+    raise AssertionError(outcome["participants"])
+
+
+def test_a_node_below_a_middle_that_is_killed_loses_its_clients_by_name_and_comes_back() -> None:
+    def before(made: Levels, client: str, number: int) -> None:
+        if (client, number) == ("b", 1):
+            made.kill("west-2")
+
+    with levels(before) as made:
+        outcome = made.round(1)
+        left = ["a", "d", "e"]
+        assert states(outcome) == {**dict.fromkeys(left, "whole"), "b": "lost", "c": "lost"}
+        assert made.bits() == mean(1, left)
+        reasons = {one["client"]: one["reason"] for one in outcome["participants"]}
+        assert reasons["b"].startswith("its node west-2 is gone: ")
+        made.start("west-2", made.urls["west"], clients=2)
+        settled(made, 2)
+
+
+def test_a_middle_that_is_killed_loses_all_clients_below_it_and_comes_back_with_them() -> None:
+    def before(made: Levels, client: str, number: int) -> None:
+        if (client, number) == ("b", 1):
+            made.kill("west")
+
+    with levels(before) as made:
+        outcome = made.round(1)
+        left = ["d", "e"]
+        assert states(outcome) == {**dict.fromkeys("abc", "lost"), **dict.fromkeys(left, "whole")}
+        assert made.bits() == mean(1, left)
+        reasons = {one["client"]: one["reason"] for one in outcome["participants"]}
+        assert reasons["a"].startswith("its node west is gone: ")
+        made.start("west", made.tree.address, nodes=len(WEST))
+        settled(made, 2)
+
+
+def test_drawn_clients_take_part_below_middles_too() -> None:
+    with levels(choose=3) as made:
+        drawn = set()
+        for number in range(1, 6):
+            outcome = made.round(number)
+            counted = [client for client, state in states(outcome).items() if state == "whole"]
+            assert len(counted) == 3
+            assert made.bits() == mean(number, sorted(counted))
+            drawn |= set(counted)
+        assert len(drawn) > 3
+
+
+def opened(**change: Any) -> messages.Open:
+    request = messages.Open({"precision": "exact"}, None, layout().tensors)
+    return messages.Open(**{**vars(request), **change})
+
+
+def test_a_middle_takes_part_only_below_a_dedicated_top() -> None:
+    top = messages.TopOptions("sharded", {}, {})
+    with pytest.raises(RoundError, match="top of the kind 'sharded'") as caught:
+        Middle(opened(top=top), URL, 2, Trust())
+    assert caught.value.hint == 'Set tree.top = "dedicated"'
+
+
+def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:
+    middle = Middle(opened(), URL, 2, Trust())
+    assert middle.is_for(opened(listen="tcp://127.0.0.1:1"))
+    assert not middle.is_for(opened(options={"precision": "f64"}))
+    assert not middle.open_below(0.0)
+    middle.close("done")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"clients": 1, "nodes": 2}, "either clients or nodes"),
+        ({}, "either clients or nodes"),
+        ({"nodes": 2, "listen": "grpc://127.0.0.1:1"}, "nodes connect by TCP"),
+        ({"nodes": 2, "advertise": "tcp://west.example:1"}, "no clients of its own"),
+    ],
+)
+def test_what_a_middle_cannot_be_is_refused(settings: dict[str, Any], cause: str) -> None:
+    options = {"listen": "tcp://127.0.0.1:1", "parent": "tcp://127.0.0.1:2", **settings}
+    with pytest.raises(PlanError, match=cause) as caught:
+        run_tree_node(TreeNodeOptions(**options), lambda _: None)
+    assert caught.value.hint.startswith("Give ")
