@@ -16,9 +16,10 @@ from thalweg.plan.options import OF_TASKS
 from thalweg.sections.marks import Key, keys
 
 # Options of the core that no single key of a plan sets: trust, the job's number, options that follow from several keys
-# (workers and sums of a tree), the emulated network, and the time limit of an attempt to connect (`thalweg forward`).
+# (workers of a tree, its nodes' sums, and when these accept updates), the emulated network, and the time limit of an
+# attempt to connect (`thalweg forward`).
 OWN = {
-    "": {"transport", "layers", "issuer", "token", "revoked", "job", "workers", "sums"},
+    "": {"transport", "layers", "issuer", "token", "revoked", "job", "workers", "sums", "withhold"},
     "transport": {"tls", "login", "connect_timeout_ms"},
     "layers": {"emulate"},
 }
