@@ -1,4 +1,4 @@
-"""Trees of three levels: a middle has nodes below it, and its parent gets their sums as its own."""
+"""Trees of three levels: a middle node has nodes below it, and its parent gets their sums as its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ports import free_ports
 from thalweg import _core, wire
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import messages
-from thalweg.job.tree.middle import Middle
+from thalweg.job.tree.middle import MiddleNode
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
 from thalweg.job.tree.root import Tree
@@ -80,7 +80,7 @@ class Levels:
 
 @contextmanager
 def levels(before: Callable[[Levels, str, int], None] = lambda *_: None, **options: Any) -> Iterator[Levels]:
-    """Run a tree with two middles and one node of the root. ``before`` is called before a client submits."""
+    """Run a tree with two middle nodes and one node of the root. ``before`` is called before a client submits."""
     model = _core.Arena(layout())
     node_options: Any = {
         "precision": "exact",
@@ -212,12 +212,12 @@ def opened(**change: Any) -> messages.Open:
 def test_a_middle_takes_part_only_below_a_dedicated_top() -> None:
     top = messages.TopOptions("sharded", {}, {})
     with pytest.raises(RoundError, match="top of the kind 'sharded'") as caught:
-        Middle(opened(top=top), URL, 2, Trust())
+        MiddleNode(opened(top=top), URL, 2, Trust())
     assert caught.value.hint == 'Set tree.top = "dedicated"'
 
 
 def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:
-    middle = Middle(opened(), URL, 2, Trust())
+    middle = MiddleNode(opened(), URL, 2, Trust())
     assert middle.is_for(opened(listen="tcp://127.0.0.1:1"))
     assert not middle.is_for(opened(options={"precision": "f64"}))
     assert not middle.open_below(0.0)

@@ -100,7 +100,7 @@ pub fn tree_hop(py: Python<'_>, most: u64) -> PyResult<()> {
     py.detach(|| thalweg_runtime::hop(most)).map_err(raise)
 }
 
-/// The top of a tree: adds up the sums of nodes, and writes their mean into the model. A middle's top gives the
+/// The top of a tree: adds up the sums of nodes, and writes their mean into the model. A middle node's top gives the
 /// sums to its parent instead.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Top {

@@ -14,9 +14,9 @@
 //! middle          Round -> sums come with the answer; the middle merges them, and its parent gets the sums
 //! ```
 //!
-//! A node may have nodes below it instead of clients: a middle. For its parent it is a node whose clients are all
-//! clients below it. For the nodes below it is the root of a round that ends with sums instead of a mean. So
-//! trees have any depth.
+//! A node may have nodes below it instead of clients: a middle node. For its parent it is a node whose clients
+//! are all clients below it. For the nodes below it is the root of a round that ends with sums instead of a
+//! mean. So trees have any depth.
 //!
 //! The mean is always of whole parts: all updates of a node that count, or none. A node that is lost after its
 //! sums have left it still counts. A top that is lost is replaced by a node that is left, from sums that

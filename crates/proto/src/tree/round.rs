@@ -37,11 +37,11 @@ pub struct TreePlan {
     pub config: String,
     /// Where the sums meet.
     pub top: TopKind,
-    /// The least number of updates that a mean may be of. A middle has no mean.
+    /// The least number of updates that a mean may be of. A middle node has none.
     pub enough: u32,
     /// How clients are drawn; `None`: all take part. Only with a dedicated top.
     pub draw: Option<Draw>,
-    /// The clients that the parent of a middle has drawn; `None`: all take part.
+    /// The clients that the parent of a middle node has drawn; `None`: all take part.
     #[serde(default)]
     pub only: Option<BTreeSet<String>>,
     /// Whether the root placed the clients at the nodes. Then a node may count no other clients.

@@ -1,8 +1,8 @@
-"""A middle: a node of a tree that has nodes below it.
+"""A middle node: a node of a tree that has nodes below it.
 
-For its parent a middle is a node whose clients are all clients below it. For the nodes below it is the root of rounds
-that end with sums instead of a mean. Its clients stay below it: no client moves to another node of the parent, or from
-there.
+For its parent a middle node is a node whose clients are all clients below it. For the nodes below it is the root of
+rounds that end with sums instead of a mean. Its clients stay below it: no client moves to another node of the parent,
+or from there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Part
 
 
-class Middle(Tree):
+class MiddleNode(Tree):
     """Runs a node's rounds on the nodes below it. The node calls it as it would call the core's server."""
 
     def __init__(self, opened: Open, url: str, count: int, trust: Trust) -> None:

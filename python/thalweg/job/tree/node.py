@@ -66,7 +66,7 @@ from thalweg.job.tree.messages import (
     TopOptions,
     Wait,
 )
-from thalweg.job.tree.middle import Middle
+from thalweg.job.tree.middle import MiddleNode
 from thalweg.job.tree.order import NodeOrder
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import core as core_outcome
@@ -81,7 +81,7 @@ Answer: TypeAlias = "tuple[answers.Form, _core.Arena | None]"
 # Requests about a node's clients.
 AboutClients: TypeAlias = ForgetClient | AssignClients | Confirm | Proofs | Resent | Wait
 # What runs a node's rounds.
-Serving: TypeAlias = "_core.Server | Middle"
+Serving: TypeAlias = "_core.Server | MiddleNode"
 
 
 class Gateway:
@@ -95,7 +95,7 @@ class Gateway:
         self._peers = f"tcp://{order.address}:0"
         self._parent = _core.TaskClient(order.url, self._name, wire.encode(self._member))
         self._server: Serving | None = None
-        self._middle: Middle | None = None
+        self._middle: MiddleNode | None = None
         self._nodes = order.nodes
         self._opened: tuple[Open, answers.Opened] | None = None
         self._exchange: _core.TreeExchange | None = None
@@ -207,7 +207,7 @@ class Gateway:
     def _resent(self, server: Serving) -> ResentCounts:
         if not self._counts_all:
             return ResentCounts()
-        if isinstance(server, Middle):
+        if isinstance(server, MiddleNode):
             return server.resent_totals()
         own = counted(server, lambda: server_reports.departed(server), self._senders)
         exchange = self._exchange
@@ -225,7 +225,7 @@ class Gateway:
 
     def _draw(self, server: Serving, number: int, drawn: Sequence[str]) -> None:
         """Let only the clients ``drawn`` take part in the round that begins."""
-        if isinstance(server, Middle):
+        if isinstance(server, MiddleNode):
             return server.draw(drawn)
         others = {*self._homes.own, *server_reports.clients(server)} - set(drawn)
         self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
@@ -242,7 +242,7 @@ class Gateway:
         """Open the nodes below; answer that this node is not open while some are missing."""
         if self._middle is None:
             self._counts_all = request.listen is None
-            self._middle = Middle(request, self._listen, nodes, self._trust)
+            self._middle = MiddleNode(request, self._listen, nodes, self._trust)
             self._note(f"listening on {self._middle.address} for {nodes} nodes")
         middle = self._middle
         if not middle.is_for(request):
@@ -333,7 +333,7 @@ class Gateway:
             first=None if whole is None else after - whole,
             held=sums is not None,
             sums=base64.b64encode(sums[0]).decode() if sums is not None and with_sums else None,
-            between=tuple(server.between) if isinstance(server, Middle) else (),
+            between=tuple(server.between) if isinstance(server, MiddleNode) else (),
         )
         return answer, sums[1] if sums is not None and with_sums else None
 

@@ -23,7 +23,7 @@ class TreeNodeOptions:
 
     The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
     clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients. With ``nodes`` it is
-    a middle: it waits for that many nodes instead.
+    a middle node: it waits for that many nodes instead.
     """
 
     listen: str

@@ -245,7 +245,7 @@ class Tree:
         total = sum(node.expected for node in nodes)
         self._opened = True
         self.tell_homes()
-        # A middle does not know how many clients the job has.
+        # A middle node does not know how many clients the job has.
         if start_themselves and self._kind != "middle" and total != self._rounds.expected:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
@@ -434,7 +434,7 @@ class Tree:
             self._ask_all(request, nodes)
 
     def _begin_confirming(self, number: int, *, counts: bool) -> None:
-        """Tell the nodes what became of a round while the job goes on. A middle waits for its parent's word."""
+        """Tell the nodes what became of a round while the job goes on. A middle node waits for its parent's word."""
         if self._kind == "middle":
             return
 

@@ -48,7 +48,7 @@ class RoundPlan:
     draw: Draw | None
     placed: bool
     proofs: bool
-    # The clients that the parent of a middle has drawn; None: all take part.
+    # The clients that the parent of a middle node has drawn; None: all take part.
     only: tuple[str, ...] | None = None
 
 
@@ -152,7 +152,7 @@ STEPS: Final[Mapping[str, type[Any]]] = {
 class Done:
     """A round that is over: the nodes' parts, the mean, and the transfers between root and nodes.
 
-    A middle has no mean, but the ``sums`` for its parent, a head and cells, if there are updates in them.
+    A middle node has no mean, but the ``sums`` for its parent, a head and cells, if there are updates in them.
     """
 
     parts: Sequence[Part]

@@ -145,7 +145,7 @@ pub struct AggregatorNode {
 
 impl AggregatorNode {
     /// A node that has taken part in no round. Other nodes connect to `address`; `None` for a dedicated top
-    /// and for a middle, which need nothing of the nodes.
+    /// and for a middle node, which need nothing of the nodes.
     pub fn new(name: &str, address: &str, kind: TopKind) -> Option<Self> {
         let top = match kind {
             TopKind::Dedicated | TopKind::Middle => return None,

@@ -1,4 +1,4 @@
-//! Trees of three levels: the root, middles, and nodes with clients below these. Whatever happens at any level,
+//! Trees of three levels: the root, middle nodes, and nodes with clients below these. Whatever happens at any level,
 //! the root's mean is of the same updates everywhere, and every client that is not in it is named.
 
 use thalweg_proto::{Draw, Time, TopKind, TreePlan};
@@ -10,7 +10,7 @@ use crate::common::{MS, SECOND};
 
 const WEST: Below = &[("w1", &["a", "b"]), ("w2", &["c"])];
 const EAST: Below = &[("e1", &["d"]), ("e2", &["e", "f"])];
-/// The root's nodes: two middles, and a node with clients.
+/// The root's nodes: two middle nodes, and a node with clients.
 const ROOT: Below = &[("west", &["a", "b", "c"]), ("east", &["d", "e", "f"]), ("near", &["g"])];
 
 fn updates(nodes: Below) -> Updates {
@@ -41,7 +41,7 @@ fn tree(seed: u64) -> TreeWorld {
 }
 
 fn west(world: &mut TreeWorld) -> &mut TreeWorld {
-    world.middles.get_mut(&0).expect("a middle").world()
+    world.middles.get_mut(&0).expect("a middle node").world()
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_mean_is_of_all_updates_when_nothing_happens() {
     }
 }
 
-/// How many messages a round has at the root, and at a middle.
+/// How many messages a round has at the root, and at a middle node.
 fn messages(seed: u64) -> (u64, u64) {
     let mut world = tree(seed);
     world.run(plan(1, TopKind::Dedicated));

@@ -9,10 +9,10 @@ use super::world::{check_names, plan, End, TreeWorld};
 use crate::common::network::Path;
 use crate::common::SECOND;
 
-/// The nodes below a middle, and their clients.
+/// The nodes below a middle node, and their clients.
 pub type Below = &'static [(&'static str, &'static [&'static str])];
 
-/// A middle's process.
+/// A middle node's process.
 pub struct Middle {
     name: &'static str,
     nodes: Below,
@@ -28,7 +28,7 @@ pub struct Middle {
 }
 
 impl Middle {
-    /// A middle whose nodes have joined it. `path` is the path of each of them.
+    /// A middle node whose nodes have joined it. `path` is the path of each of them.
     pub fn new(name: &'static str, nodes: Below, seed: u64, path: Path) -> Self {
         let world = TreeWorld::over(seed, nodes, |_| path);
         Self { name, nodes, path, seed, world, zero: Time::ZERO, alive: true, is_open: false, task: None }
@@ -76,7 +76,7 @@ impl Middle {
     fn answer(&mut self) -> Option<(u32, Answered)> {
         let end = self.world.take_end()?;
         let task = self.task.take()?;
-        let End::Over { counting, .. } = &end else { panic!("a middle's round does not fail: {end:?}") };
+        let End::Over { counting, .. } = &end else { panic!("a middle node's round does not fail: {end:?}") };
         check_names(&end);
         let participants: Vec<_> = self
             .clients()
@@ -112,7 +112,7 @@ impl Middle {
                 self.answer().map(|(_, answer)| answer)
             }
             Request::Wait { .. } => Some(Ok((json!({ "clients": self.clients() }), None, 0))),
-            request => Some(Err(format!("a middle was asked for {request:?}"))),
+            request => Some(Err(format!("a middle node was asked for {request:?}"))),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Rounds of a tree in virtual time: the nodes are members of the root's tasks over the virtual network. A node
-//! may be a middle, which is such a world itself.
+//! may be a middle node, which is such a world itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
