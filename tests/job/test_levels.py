@@ -70,6 +70,11 @@ class Levels:
         self.processes[name].kill()
         self.processes[name].wait()
 
+    def await_ends(self) -> None:
+        """Wait until all nodes' processes have ended."""
+        for process in self.processes.values():
+            process.wait(60)
+
     def round(self, number: int) -> dict[str, Any]:
         outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
         return outcome
@@ -97,8 +102,8 @@ def levels(before: Callable[[Levels, str, int], None] = lambda *_: None, **optio
     made = Levels(tree, model)
     threads: list[threading.Thread] = []
     with ExitStack() as stack:
-        stack.callback(lambda: [thread.join() for thread in threads])
-        stack.callback(lambda: [process.wait(60) for process in made.processes.values()])
+        stack.callback(_join, threads)
+        stack.callback(made.await_ends)
         stack.callback(lambda: tree.close("the job is over"))
         for middle, nodes in (("west", WEST), ("east", EAST)):
             url = made.start(middle, tree.address, nodes=len(nodes))
@@ -110,6 +115,12 @@ def levels(before: Callable[[Levels, str, int], None] = lambda *_: None, **optio
         while tree.wait(len(CLIENTS), None) < len(CLIENTS):
             assert time.monotonic() < until, tree.notes()
         yield made
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # it was started
+            thread.join()
 
 
 def _client_threads(
