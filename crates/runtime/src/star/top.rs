@@ -295,8 +295,8 @@ mod tests {
                 top.merge(&sums.head, &sums.cells, statement(&all)).unwrap();
             }
             top.finish().unwrap();
-            let bytes = model.lend(Range::new(0, layout().bytes())).unwrap().to_vec();
-            bytes
+            let lent = model.lend(Range::new(0, layout().bytes())).unwrap();
+            lent.to_vec()
         };
         assert_eq!(mean(&[&all[..1], &all[1..3], &all[3..]], true), mean(&[&all], false));
     }
