@@ -29,14 +29,15 @@ impl Pool {
     /// # Errors
     /// [`ErrorKind::System`] if no memory is left, or no more may be locked.
     pub(crate) fn take(&self, bytes: usize) -> Result<Arena> {
-        let bytes = (bytes as u64).next_power_of_two();
+        let refused = |why: String| Error::new(ErrorKind::System, "register memory", why);
+        let bytes = (bytes as u64).checked_next_power_of_two();
+        let bytes = bytes.ok_or_else(|| refused("more memory than there can be".into()))?;
         {
             let mut free = self.free();
             if let Some(at) = free.iter().position(|arena| arena.len() >= bytes) {
                 return Ok(free.swap_remove(at));
             }
         }
-        let refused = |why: String| Error::new(ErrorKind::System, "register memory", why);
         let arena = Arena::new(bytes).map_err(|error| refused(error.to_string()))?;
         self.device.register(&arena).map_err(|error| refused(error.to_string()))?;
         Ok(arena)
