@@ -65,13 +65,8 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Flight::One(MS))
     ];
     let longest = prop_oneof![Just(u64::MAX), 1_000_u64..2_000_000];
-    (cuts, flights, 1_usize..40, 1_usize..5, longest).prop_map(|(cut, flight, pieces, slots, longest)| Config {
-        cut,
-        flight,
-        pieces,
-        slots,
-        longest,
-    })
+    (cuts, flights, 1_usize..40, 1_usize..5, longest)
+        .prop_map(|(cut, flight, pieces, slots, longest)| Config { cut, flight, pieces, slots, longest })
 }
 
 proptest! {
@@ -142,7 +137,13 @@ fn bytes(job: &Job) -> u64 {
 }
 
 fn window() -> Mover {
-    Mover::new(Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 128, slots: 256, longest: u64::MAX })
+    Mover::new(Config {
+        cut: Cut::Adaptive,
+        flight: Flight::Window,
+        pieces: 128,
+        slots: 256,
+        longest: u64::MAX,
+    })
 }
 
 #[test]
@@ -219,7 +220,8 @@ fn transfer(config: Config, bytes: u64, rate: f64, trip: Duration) -> (Duration,
 #[test]
 fn one_piece_at_a_time_takes_a_round_trip_each() {
     let cut = Cut::Fixed { piece: 4 << 20, link_enable: Some(4096) };
-    let config = Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256, longest: u64::MAX };
+    let config =
+        Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256, longest: u64::MAX };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     let model = jobs as f64 * 0.02 + f64::from(1 << 30) / 1.25e9;
     assert!((time.as_secs_f64() / model - 1.0).abs() < 0.001, "{time:?}, not {model}");
@@ -254,14 +256,14 @@ fn work_requests_are_those_of_table_3() {
 /// A device moves at most so many bytes by one work request.
 #[test]
 fn a_whole_update_is_no_longer_than_the_device_takes() {
-    let config =
-        Config { cut: Cut::Whole, flight: Flight::All, pieces: 128, slots: 256, longest: 1 << 30 };
+    let config = Config { cut: Cut::Whole, flight: Flight::All, pieces: 128, slots: 256, longest: 1 << 30 };
     assert_eq!(transfer(config, (5 << 30) + 1, 1.25e9, 20 * MS).1, 7, "six pieces and the record");
 }
 
 #[test]
 fn a_window_fills_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256, longest: u64::MAX };
+    let config =
+        Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256, longest: u64::MAX };
     for (rate, most) in [(1.25e8, 9.7), (1.25e9, 1.2), (1.25e10, 0.31)] {
         let (time, _) = transfer(config, 1 << 30, rate, 20 * MS);
         assert!(time.as_secs_f64() < most, "{rate}: {time:?}");
@@ -289,7 +291,13 @@ fn what_is_withdrawn_stays_so() {
 #[test]
 fn what_is_missing_is_moved_again() {
     let cut = Cut::Forward { piece: 1_000, link_enable: None };
-    let mut mover = Mover::new(Config { cut, flight: Flight::One(Duration::ZERO), pieces: 9, slots: 0, longest: u64::MAX });
+    let mut mover = Mover::new(Config {
+        cut,
+        flight: Flight::One(Duration::ZERO),
+        pieces: 9,
+        slots: 0,
+        longest: u64::MAX,
+    });
     mover.handle_grant(grant(1, 3_000));
     let all = |mover: &mut Mover| {
         let mut ranges = Vec::new();
@@ -313,7 +321,8 @@ fn what_is_missing_is_moved_again() {
 /// A device with few reads in flight uses pieces long enough to fill the path, but no longer than the limit.
 #[test]
 fn few_pieces_fill_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0, longest: u64::MAX };
+    let config =
+        Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0, longest: u64::MAX };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     assert!(time.as_secs_f64() < 1.2, "{time:?} in {jobs} pieces");
     assert!(jobs >= 256, "{jobs} pieces, some longer than 4 MiB");

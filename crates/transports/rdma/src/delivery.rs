@@ -63,7 +63,8 @@ impl Delivery {
             }
             Landing::Pool(_, places) => {
                 let place = places.get_mut(index).and_then(Option::take).map(Target::Place);
-                let own = self.bytes.front().and_then(|all| all.get(self.at..self.at + chunk.length as usize));
+                let own =
+                    self.bytes.front().and_then(|all| all.get(self.at..self.at + chunk.length as usize));
                 match place.or_else(|| sink.place(&chunk)) {
                     Some(target) => put(&chunk, own.unwrap_or_default(), target, sink, self.outcome.clone())?,
                     None => 0,

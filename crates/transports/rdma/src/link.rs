@@ -8,7 +8,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_arena::{Arena, Claim};
-use thalweg_rdma_proto::Config;
+use thalweg_rdma_proto::{Config, Cut};
 use thalweg_transport::{
     Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Outgoing as Update, Peer, Result, SendReport,
     Sink, Transport,
@@ -51,6 +51,8 @@ pub(crate) struct RdmaLink {
     offering: Mutex<()>,
     /// Whether an object is one part.
     whole: bool,
+    /// Whether an object's bytes leave from the last to the first.
+    backwards: bool,
     /// Payload bytes of the longest packet on the path.
     mtu: u32,
 }
@@ -129,7 +131,8 @@ impl RdmaLink {
         }
         let inbox = Mutex::new(Inbox { messages, held: None, delivery: None });
         let (offering, whole) = (Mutex::new(()), whole && !pulls);
-        Ok(Self { shared, device, pool, inbox, offering, whole, mtu })
+        let backwards = matches!(config.cut, Cut::Fixed { .. });
+        Ok(Self { shared, device, pool, inbox, offering, whole, backwards, mtu })
     }
 
     /// Waits until the sending side has room, and offers the next part of an object. With `object`, it is the
@@ -202,12 +205,15 @@ impl RdmaLink {
         if self.whole {
             let part = Offered { bytes: bytes.clone(), staged: None, chunks: chunks.to_vec() };
             self.offer(Some(object), part, tracker).await?;
-            // Meanwhile the device moves the bytes. The last piece is followed by their checksum.
-            let mut rest = &bytes[..];
-            for chunk in chunks {
-                let (own, others) = rest.split_at(length(chunk) as usize);
-                chunk.checksum(own);
-                rest = others;
+            // Meanwhile the device moves the bytes, in this order. The last piece is followed by their checksum.
+            let mut rest = bytes;
+            let mut parts: Vec<(&ChunkRef, Bytes)> =
+                chunks.iter().map(|chunk| (chunk, rest.split_to(length(chunk) as usize))).collect();
+            if self.backwards {
+                parts.reverse();
+            }
+            for (chunk, bytes) in parts {
+                chunk.checksum(&bytes);
                 tokio::task::yield_now().await;
             }
             return Ok(());
@@ -244,7 +250,8 @@ impl RdmaLink {
         if let Some(delivery) = inbox.delivery.take() {
             // A message may be delivered between two chunks: the peer's call has not ended. If the peer has
             // withdrawn the part, its call may have ended before the message was sent.
-            let waits = incoming.arrivals().len() > 0 || !incoming.is_settled() || incoming.arrivals().is_left();
+            let waits =
+                incoming.arrivals().len() > 0 || !incoming.is_settled() || incoming.arrivals().is_left();
             drop(incoming);
             let message = if waits { None } else { inbox.next(context) };
             if let Some(message) = message {

@@ -63,7 +63,13 @@ async fn an_update_has_one_offer() {
         let words = words(mode).await;
         let offers: Vec<_> = words
             .iter()
-            .filter_map(|word| if let Word::Offer { number, object } = word { Some((*number, *object)) } else { None })
+            .filter_map(|word| {
+                if let Word::Offer { number, object } = word {
+                    Some((*number, *object))
+                } else {
+                    None
+                }
+            })
             .collect();
         let [(0, object)] = offers[..] else { panic!("{mode}: {offers:?}") };
         let whole = !["window", "pull"].contains(&mode);

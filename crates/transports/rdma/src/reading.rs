@@ -258,7 +258,8 @@ impl Receives for Reading {
         let (memory, landing) = self.arrivals.stock.land(part.bytes, places)?;
         // Senders that lend offer parts of one chunk, so the memory is one claim.
         let mut claims = memory.into_claims();
-        let claim = claims.pop().filter(|_| claims.is_empty()).ok_or_else(|| corrupt("a loan of many chunks"))?;
+        let claim =
+            claims.pop().filter(|_| claims.is_empty()).ok_or_else(|| corrupt("a loan of many chunks"))?;
         self.runs.insert(number, Run { part, sum, landing, parts: Parts::new(claim), wanted: true });
         self.begin(number, from);
         self.arrivals.wake_driver();

@@ -51,7 +51,8 @@ async fn an_update_takes_as_many_writes_as_the_paper_counts() {
     {
         let bytes = tenths * MIB / 10;
         let source = pattern(bytes, 1);
-        let took = written(r#"{"mode": "fedrdma-e"}"#, &source, &outgoing(&source, update_id(1), CHUNK)).await;
+        let took =
+            written(r#"{"mode": "fedrdma-e"}"#, &source, &outgoing(&source, update_id(1), CHUNK)).await;
         assert_eq!((count(bytes, 4 * MIB, Some(4096)), took.len()), (chunks, writes), "{bytes} bytes");
         let headers = took.iter().filter(|write| write.note).count();
         assert_eq!((headers, took[writes - 1].bytes), (1, RECORD), "one header, and it is last");

@@ -120,7 +120,8 @@ impl PretendPair {
             return state.lose(fault);
         }
         if let Work::Write { bytes, to } | Work::Note { bytes, to, .. } = &work {
-            let (bytes, note) = (bytes.iter().map(|part| part.len() as u64).sum(), matches!(work, Work::Note { .. }));
+            let (bytes, note) =
+                (bytes.iter().map(|part| part.len() as u64).sum(), matches!(work, Work::Note { .. }));
             locked(&self.fabric.writes).push(Written { to: *to, bytes, note });
         }
         let mut state = locked(&self.wire);
