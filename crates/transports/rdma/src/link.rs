@@ -23,7 +23,7 @@ use crate::delivery::Delivery;
 use crate::hello::Pairs;
 use crate::incoming::Incoming;
 use crate::lending::Lending;
-use crate::object::{Object, Part};
+use crate::object::{Object, Part, MOST_CHUNKS};
 use crate::outbox::Outbox;
 use crate::outgoing::Outgoing;
 use crate::pool::Pool;
@@ -230,7 +230,10 @@ impl RdmaLink {
 
     async fn offer_all(&self, update: &Update, tracker: &Arc<Tracker>) -> Result<()> {
         for run in update.runs() {
-            self.offer_run(update, run, tracker).await?;
+            for start in run.clone().step_by(MOST_CHUNKS) {
+                let end = run.end.min(start.saturating_add(MOST_CHUNKS));
+                self.offer_run(update, start..end, tracker).await?;
+            }
         }
         tracker.all_ended().await;
         self.shared.check(SEND)

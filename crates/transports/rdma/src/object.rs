@@ -9,6 +9,9 @@
 use thalweg_transport::ChunkRef;
 use thalweg_wire::{checksum, ChunkHeader, MAX_CHUNK};
 
+/// Maximum number of chunks of an object: a receiver keeps a place for each.
+pub(crate) const MOST_CHUNKS: usize = 1 << 20;
+
 /// Chunks that lie one after the other: a whole object, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
@@ -33,6 +36,7 @@ impl Part {
             && self.bytes >= u64::from(self.first.length)
             && usize::try_from(self.bytes).is_ok()
             && self.first.offset.checked_add(self.bytes).is_some()
+            && self.count() <= MOST_CHUNKS as u64
     }
 
     /// Number of chunks.
@@ -144,6 +148,7 @@ mod tests {
             part(0, 2, 1, 1),
             part(0, MAX_CHUNK + 1, 1, 1 << 30),
             part(u64::MAX, 1, 1, 1),
+            part(0, 1, 1, MOST_CHUNKS as u64 + 1),
         ] {
             assert!(!wrong.is_plausible(), "{wrong:?}");
             assert_eq!(wrong.chunk(u64::MAX), None);

@@ -212,7 +212,7 @@ mod tests {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 6 };
         let endpoint = Endpoint { gid: [7; 16], number: 8, first: 9, mtu: 4096, reads: 16 };
         let to = Remote { address: 10, key: 11 };
-        let all = Part { first: chunk, chunk: 7, bytes: 1 << 33 };
+        let all = Part { first: chunk, chunk: MAX_CHUNK, bytes: 1 << 33 };
         vec![
             Word::Offer { number: 1, object: Object { all, whole: true } },
             Word::Offer { number: 2, object: Object { all: Part::one(chunk), whole: false } },
