@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use thalweg_transport::Result;
 use thalweg_verbs::Device;
 
-use crate::object::{Object, Part};
+use crate::extent::{Extent, Part};
 use crate::offers::Offers;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing};
@@ -44,12 +44,12 @@ impl Arrivals {
     ///
     /// # Errors
     /// As [`Offers::add`] and [`Offers::ready`].
-    pub(crate) fn offered(&mut self, number: u64, object: Object, granted: usize) -> Result<()> {
-        self.offers.add(number, object)?;
+    pub(crate) fn offered(&mut self, number: u64, extent: Extent, granted: usize) -> Result<()> {
+        self.offers.add(number, extent)?;
         self.ready(number, granted)
     }
 
-    /// Adds the next part of the object that was offered last.
+    /// Adds the next part of the extent that was offered last.
     ///
     /// # Errors
     /// As [`Offers::ready`].

@@ -16,8 +16,8 @@ use thalweg_verbs::{Device, Done, Endpoint, Pair};
 use thalweg_wire::{checksum, Range, Ranges};
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
-use crate::object::Part;
 use crate::offers::corrupt;
 use crate::outbox::Outbox;
 use crate::piece::Piece;
@@ -145,7 +145,7 @@ impl Assembling {
 impl Receives for Assembling {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, object } => self.arrivals.offered(number, object, self.runs.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
             Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
             Word::Sum { number, sum } => self.handle_sum(number, sum),
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,

@@ -5,7 +5,7 @@ use thalweg_verbs::pretend::settle;
 use thalweg_verbs::Work;
 
 use super::*;
-use crate::ends::{object, verify, Ends};
+use crate::ends::{extent, verify, Ends};
 
 const LENGTH: u64 = 3_000;
 const PIECE: u64 = 1_000;
@@ -22,8 +22,8 @@ fn bytes() -> Vec<u8> {
 impl Ends<Assembling> {
     /// Offers a chunk, and checks that it is granted.
     fn granted(&mut self, number: u64) {
-        let object = object(LENGTH as u32);
-        self.receiver.handle_word(Word::Offer { number, object }, &self.outbox).unwrap();
+        let extent = extent(LENGTH as u32);
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox).unwrap();
         let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
         self.receiver.grant(number, part, vec![None], &self.outbox).unwrap();
         assert_eq!(self.outbox.said(), [Word::Grant { number, to: self.first }]);

@@ -6,7 +6,7 @@ use thalweg_arena::Claim;
 use thalweg_transport::{Error, ErrorKind, Result, Sink, Target};
 use thalweg_wire::{checksum, ChunkHeader, WireError};
 
-use crate::object::{checksum_of, Part};
+use crate::extent::{checksum_of, Part};
 use crate::offers::RECEIVE;
 use crate::sides::{Came, Landing};
 

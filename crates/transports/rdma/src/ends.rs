@@ -11,7 +11,7 @@ use thalweg_verbs::pretend::{connected, settle, Behaviour, Fabric, Pretend};
 use thalweg_verbs::{Device, Done, Pair, Remote, Work};
 use thalweg_wire::{checksum, ChunkHeader, LayoutHash, WireError};
 
-use crate::object::{Object, Part};
+use crate::extent::{Extent, Part};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::sides::{Came, Receives};
@@ -67,10 +67,10 @@ impl<R: Receives> Ends<R> {
     }
 }
 
-/// An object of one chunk.
-pub(crate) fn object(length: u32) -> Object {
+/// An extent of one chunk.
+pub(crate) fn extent(length: u32) -> Extent {
     let first = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length };
-    Object { all: Part::one(first), whole: false }
+    Extent { all: Part::one(first), whole: false }
 }
 
 /// Checks the bytes of a part of one chunk against the sender's checksum.

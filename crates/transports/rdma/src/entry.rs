@@ -8,7 +8,7 @@ use thalweg_arena::Arena;
 use thalweg_transport::{ChunkRef, Error, ErrorKind, Result};
 use thalweg_wire::Range;
 
-use crate::object::checksum_of_chunks;
+use crate::extent::checksum_of_chunks;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
 use crate::tracker::Tracker;

@@ -13,8 +13,8 @@ use thalweg_transport::Result;
 use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
-use crate::object::Part;
 use crate::offers::corrupt;
 use crate::outbox::Outbox;
 use crate::pool::Pool;
@@ -180,7 +180,7 @@ impl Incoming {
 impl Receives for Incoming {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, object } => self.arrivals.offered(number, object, self.grants.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.grants.len())?,
             Word::Ready { number } => self.arrivals.ready(number, self.grants.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,

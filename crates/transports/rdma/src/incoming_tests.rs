@@ -9,8 +9,8 @@ use thalweg_verbs::Fault;
 use thalweg_wire::{checksum, Range};
 
 use super::*;
-use crate::ends::{object, verify, Ends, PLACE};
-use crate::object::Object;
+use crate::ends::{extent, verify, Ends, PLACE};
+use crate::extent::Extent;
 use crate::words::record;
 use crate::GRANTS;
 
@@ -22,13 +22,13 @@ fn ends(seed: u64) -> Ends<Incoming> {
 }
 
 impl Ends<Incoming> {
-    fn offer(&mut self, number: u64, object: Object) -> Result<()> {
-        self.receiver.handle_word(Word::Offer { number, object }, &self.outbox)
+    fn offer(&mut self, number: u64, extent: Extent) -> Result<()> {
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox)
     }
 
     /// Offers a chunk, and has it granted. Returns the granted memory.
     fn granted(&mut self, number: u64) -> Remote {
-        self.offer(number, object(LENGTH)).unwrap();
+        self.offer(number, extent(LENGTH)).unwrap();
         let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
         // Grant the middle third of the memory.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
@@ -132,15 +132,15 @@ fn records_of_what_is_not_granted_end_the_link() {
 fn words_out_of_order_end_the_link() {
     let mut ends = ends(3);
     ends.granted(0);
-    let object = object(LENGTH);
-    assert!(ends.offer(0, object).is_err(), "offered twice");
-    assert!(ends.offer(5, object).is_err(), "numbers were left out");
+    let extent = extent(LENGTH);
+    assert!(ends.offer(0, extent).is_err(), "offered twice");
+    assert!(ends.offer(5, extent).is_err(), "numbers were left out");
     let ready = Word::Ready { number: 1 };
-    assert!(ends.receiver.handle_word(ready, &ends.outbox).is_err(), "the object has one part");
+    assert!(ends.receiver.handle_word(ready, &ends.outbox).is_err(), "the extent has one part");
     assert!(ends.receiver.handle_withdraw(1, false).is_err(), "never offered");
     let endpoint = ends.sender.endpoint();
     assert!(ends.receiver.handle_renew(0, &endpoint, &ends.outbox).is_err(), "an old pair");
-    let too_many = (1..).find(|&number| ends.offer(number, object).is_err()).unwrap();
+    let too_many = (1..).find(|&number| ends.offer(number, extent).is_err()).unwrap();
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
 }
 
@@ -149,7 +149,7 @@ fn words_out_of_order_end_the_link() {
 fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
     let mut ends = ends(4);
     for number in 0..2 * GRANTS as u64 {
-        ends.offer(number, object(LENGTH)).unwrap();
+        ends.offer(number, extent(LENGTH)).unwrap();
         let (_, part) = ends.receiver.next_offer(u64::MAX).unwrap();
         ends.receiver.handle_withdraw(number, false).unwrap();
         let claim = ends.place.claim(Range::new(0, LENGTH.into())).unwrap();

@@ -14,7 +14,7 @@ use thalweg_arena::Arena;
 use thalweg_transport::{ChunkRef, Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
 
-use crate::object::{checksum_of_chunks, Object};
+use crate::extent::{checksum_of_chunks, Extent};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::sides::{Offered, Sends};
@@ -49,8 +49,8 @@ enum Fate {
 
 /// A chunk that was offered: it is lent, or will be lent.
 struct Entry {
-    /// The object that the part belongs to, and the number of that object's first part.
-    object: (u64, Object),
+    /// The extent that the part belongs to, and the number of that extent's first part.
+    extent: (u64, Extent),
     length: u64,
     bytes: Bytes,
     chunks: Vec<ChunkRef>,
@@ -73,9 +73,9 @@ pub(crate) struct Lending {
     entries: BTreeMap<u64, Entry>,
     lent: u64,
     next: u64,
-    /// The object that is being offered, and the number of its first part.
-    object: Option<(u64, Object)>,
-    /// The first number of the object of which the peer was notified last.
+    /// The extent that is being offered, and the number of its first part.
+    extent: Option<(u64, Extent)>,
+    /// The first number of the extent of which the peer was notified last.
     said: Option<u64>,
     sent: Arc<AtomicU64>,
     waker: Option<Waker>,
@@ -105,7 +105,7 @@ impl Lending {
             entries,
             lent: 0,
             next: 0,
-            object: None,
+            extent: None,
             said: None,
             sent,
             waker: None,
@@ -158,9 +158,9 @@ impl Lending {
                 }
                 if entry.fate == Fate::Wanted {
                     entry.said = true;
-                    let (first, object) = entry.object;
+                    let (first, extent) = entry.extent;
                     if self.said.replace(first) != Some(first) {
-                        outbox.say(&Word::Offer { number: first, object });
+                        outbox.say(&Word::Offer { number: first, extent });
                     }
                     let sum = checksum_of_chunks(&entry.chunks, &entry.bytes);
                     outbox.say(&Word::Lent { number, sum, from });
@@ -232,19 +232,19 @@ impl Sends for Lending {
 
     fn offer(
         &mut self,
-        object: Option<Object>,
+        extent: Option<Extent>,
         Offered { bytes, staged, chunks }: Offered,
         tracker: &Arc<Tracker>,
         _: &Outbox,
     ) -> Result<()> {
         let (number, length, tracker) = (self.next, bytes.len() as u64, tracker.clone());
-        self.object = object.map(|object| (number, object)).or(self.object);
-        let object = self.object.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a part of no object"))?;
+        self.extent = extent.map(|extent| (number, extent)).or(self.extent);
+        let extent = self.extent.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a part of no extent"))?;
         self.next += 1;
         self.lent += length;
         tracker.began(number);
         let (state, fate, said) = (State::Opening, Fate::Wanted, false);
-        let entry = Entry { object, length, bytes, chunks, staged, tracker, state, fate, said };
+        let entry = Entry { extent, length, bytes, chunks, staged, tracker, state, fate, said };
         self.entries.insert(number, entry);
         self.lend(number)?;
         self.wake();

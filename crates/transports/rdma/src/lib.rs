@@ -6,7 +6,7 @@
 //! one for each direction of chunks.
 //!
 //! ```text
-//! object     what is offered: an update, or its missing bytes, in parts of one chunk or of all
+//! extent     what is offered: an update, or its missing bytes, in parts of one chunk or of all
 //! words      messages between the two ends of a link, beside the session's control messages
 //! hello      the handshake: endpoints, rings, a first packet over each pair
 //! outgoing   sender that writes; thalweg-rdma-proto decides which piece is written when
@@ -31,15 +31,15 @@ mod device;
 #[cfg(test)]
 mod ends;
 mod entry;
+mod extent;
+#[cfg(test)]
+mod extent_tests;
 mod hello;
 mod incoming;
 mod joined;
 mod lending;
 mod link;
 mod listener;
-mod object;
-#[cfg(test)]
-mod object_tests;
 mod offers;
 mod outbox;
 mod outgoing;

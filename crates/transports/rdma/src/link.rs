@@ -20,10 +20,10 @@ use tokio::sync::{mpsc, Mutex};
 #[cfg(feature = "baselines")]
 use crate::assembling::Assembling;
 use crate::delivery::Delivery;
+use crate::extent::{Extent, Part, MOST_CHUNKS};
 use crate::hello::Pairs;
 use crate::incoming::Incoming;
 use crate::lending::Lending;
-use crate::object::{Object, Part, MOST_CHUNKS};
 use crate::outbox::Outbox;
 use crate::outgoing::Outgoing;
 use crate::pool::Pool;
@@ -47,11 +47,11 @@ pub(crate) struct RdmaLink {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     inbox: Mutex<Inbox>,
-    /// Held while the parts of an object are offered: only one object at a time is offered in part.
+    /// Held while the parts of an extent are offered: only one extent at a time is offered in part.
     offering: Mutex<()>,
-    /// Whether an object is one part.
+    /// Whether an extent is one part.
     whole: bool,
-    /// Whether an object's bytes leave from the last to the first.
+    /// Whether an extent's bytes leave from the last to the first.
     backwards: bool,
     /// Payload bytes of the longest packet on the path.
     mtu: u32,
@@ -135,9 +135,9 @@ impl RdmaLink {
         Ok(Self { shared, device, pool, inbox, offering, whole, backwards, mtu })
     }
 
-    /// Waits until the sending side has room, and offers the next part of an object. With `object`, it is the
+    /// Waits until the sending side has room, and offers the next part of an extent. With `extent`, it is the
     /// first one.
-    async fn offer(&self, object: Option<Object>, part: Offered, tracker: &Arc<Tracker>) -> Result<()> {
+    async fn offer(&self, extent: Option<Extent>, part: Offered, tracker: &Arc<Tracker>) -> Result<()> {
         loop {
             let room = self.shared.room.notified();
             tokio::pin!(room);
@@ -146,7 +146,7 @@ impl RdmaLink {
             {
                 let mut outgoing = self.shared.outgoing();
                 if outgoing.has_room(part.bytes.len() as u64) {
-                    let offered = outgoing.offer(object, part, tracker, &self.shared.outbox);
+                    let offered = outgoing.offer(extent, part, tracker, &self.shared.outbox);
                     drop(outgoing);
                     return offered.inspect_err(|error| self.shared.end(error.clone()));
                 }
@@ -166,7 +166,7 @@ impl RdmaLink {
     }
 
     /// Offers these chunks of an update, which are contiguous in memory. Chunks outside registered memory are
-    /// copied one by one, so each is an object of its own then.
+    /// copied one by one, so each is an extent of its own then.
     async fn offer_run(
         &self,
         update: &Update,
@@ -177,21 +177,21 @@ impl RdmaLink {
         let (first, bytes) = update.run(&run).ok_or_else(SendReport::cancelled)?;
         let chunks = &update.chunks()[run.clone()];
         if Arena::of(&bytes).is_some_and(|(arena, _)| known(&arena)) {
-            return self.offer_object(first, bytes, chunks, tracker).await;
+            return self.offer_extent(first, bytes, chunks, tracker).await;
         }
         drop(bytes);
         for at in run {
             let (header, payload) = update.frame(&update.chunks()[at]).ok_or_else(SendReport::cancelled)?;
             let (copy, arena) = self.copy(&payload)?;
             let chunks = vec![update.chunks()[at].clone()];
-            let object = Object { all: Part::one(header.chunk), whole: false };
+            let extent = Extent { all: Part::one(header.chunk), whole: false };
             let part = Offered { bytes: copy, staged: Some(arena), chunks };
-            self.offer(Some(object), part, tracker).await?;
+            self.offer(Some(extent), part, tracker).await?;
         }
         Ok(())
     }
 
-    async fn offer_object(
+    async fn offer_extent(
         &self,
         first: ChunkHeader,
         bytes: Bytes,
@@ -200,11 +200,11 @@ impl RdmaLink {
     ) -> Result<()> {
         let length = |chunk: &ChunkRef| chunk.range().len() as u32;
         let chunk = chunks.get(1).map_or(first.length, length);
-        let object = Object { all: Part { first, chunk, bytes: bytes.len() as u64 }, whole: self.whole };
+        let extent = Extent { all: Part { first, chunk, bytes: bytes.len() as u64 }, whole: self.whole };
         let _offering = self.offering.lock().await;
         if self.whole {
             let part = Offered { bytes: bytes.clone(), staged: None, chunks: chunks.to_vec() };
-            self.offer(Some(object), part, tracker).await?;
+            self.offer(Some(extent), part, tracker).await?;
             // Meanwhile the device moves the bytes, in this order. The last piece is followed by their checksum.
             let mut rest = bytes;
             let mut parts: Vec<(&ChunkRef, Bytes)> =
@@ -223,7 +223,7 @@ impl RdmaLink {
             let bytes = rest.split_to(length(chunk) as usize);
             chunk.checksum(&bytes);
             let part = Offered { bytes, staged: None, chunks: vec![chunk.clone()] };
-            self.offer((index == 0).then_some(object), part, tracker).await?;
+            self.offer((index == 0).then_some(extent), part, tracker).await?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use thalweg_transport::{Error, ErrorKind, Result};
 
-use crate::object::{Object, Part};
+use crate::extent::{Extent, Part};
 use crate::stock::Stock;
 use crate::GRANTS;
 
@@ -25,8 +25,8 @@ pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
 /// Offered parts in order. At most one at a time is being placed: the sink is being asked for its place.
 #[derive(Default)]
 pub(crate) struct Offers {
-    /// The object offered last, and the number of its first part.
-    object: Option<(u64, Object)>,
+    /// The extent offered last, and the number of its first part.
+    extent: Option<(u64, Extent)>,
     /// Parts that may be granted.
     waiting: VecDeque<(u64, Part)>,
     placing: Option<u64>,
@@ -39,19 +39,19 @@ impl Offers {
         self.next
     }
 
-    /// Notes an object whose first part has this number. Its parts follow by [`Self::ready`].
+    /// Notes an extent whose first part has this number. Its parts follow by [`Self::ready`].
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order.
-    pub(crate) fn add(&mut self, number: u64, object: Object) -> Result<()> {
-        if number < self.next || number.checked_add(object.parts()).is_none() {
+    pub(crate) fn add(&mut self, number: u64, extent: Extent) -> Result<()> {
+        if number < self.next || number.checked_add(extent.parts()).is_none() {
             return Err(out_of_order());
         }
-        self.object = Some((number, object));
+        self.extent = Some((number, extent));
         Ok(())
     }
 
-    /// Adds the next part of the object. `others` is the number of parts that were granted and not yet taken.
+    /// Adds the next part of the extent. `others` is the number of parts that were granted and not yet taken.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more parts than a sender may have offered.
@@ -68,8 +68,8 @@ impl Offers {
     /// # Errors
     /// As [`Self::ready`].
     pub(crate) fn ready_after_gap(&mut self, number: u64, others: usize) -> Result<()> {
-        let of = |(first, object): (u64, Object)| object.part(number.checked_sub(first)?);
-        let part = self.object.and_then(of).filter(|_| number >= self.next);
+        let of = |(first, extent): (u64, Extent)| extent.part(number.checked_sub(first)?);
+        let part = self.extent.and_then(of).filter(|_| number >= self.next);
         let part = part.filter(|_| self.waiting.len() + others <= 2 * GRANTS);
         self.waiting.push_back((number, part.ok_or_else(out_of_order)?));
         self.next = number + 1;
@@ -123,16 +123,16 @@ mod tests {
     use super::*;
     use thalweg_wire::{ChunkHeader, LayoutHash};
 
-    fn object(bytes: u64, whole: bool) -> Object {
+    fn extent(bytes: u64, whole: bool) -> Extent {
         let first = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: 8 };
-        Object { all: Part { first, chunk: 8, bytes }, whole }
+        Extent { all: Part { first, chunk: 8, bytes }, whole }
     }
 
     #[test]
     fn numbers_ascend_and_only_a_sender_that_lends_may_leave_some_out() {
         let mut offers = Offers::default();
         assert!(offers.ready(0, 0).is_err(), "nothing is offered");
-        offers.add(0, object(80, false)).unwrap();
+        offers.add(0, extent(80, false)).unwrap();
         offers.ready(0, 0).unwrap();
         for number in [0, 2] {
             assert_eq!(offers.ready(number, 0).unwrap_err().kind(), ErrorKind::Corrupt);
@@ -142,8 +142,8 @@ mod tests {
             assert_eq!(offers.ready_after_gap(number, 0).unwrap_err().kind(), ErrorKind::Corrupt);
         }
         assert_eq!(offers.count(), 3);
-        assert!(offers.add(2, object(8, false)).is_err() && offers.add(u64::MAX, object(8, false)).is_err());
-        offers.add(3, object(80, true)).unwrap();
+        assert!(offers.add(2, extent(8, false)).is_err() && offers.add(u64::MAX, extent(8, false)).is_err());
+        offers.add(3, extent(80, true)).unwrap();
         offers.ready(3, 0).unwrap();
         assert!(offers.ready(4, 0).is_err(), "it is one part");
         let lengths: Vec<u64> = offers.waiting.iter().map(|(_, part)| part.bytes).collect();

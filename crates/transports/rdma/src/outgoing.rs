@@ -13,7 +13,7 @@ use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::{Range, MAX_CHUNK};
 
 use crate::entry::{Entry, Records, State};
-use crate::object::Object;
+use crate::extent::Extent;
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::Style;
@@ -311,7 +311,7 @@ impl Sends for Outgoing {
 
     fn offer(
         &mut self,
-        object: Option<Object>,
+        extent: Option<Extent>,
         Offered { bytes, staged, chunks }: Offered,
         tracker: &Arc<Tracker>,
         outbox: &Outbox,
@@ -322,8 +322,8 @@ impl Sends for Outgoing {
         tracker.began(number);
         let (state, tracker) = (State::Offered, Some(tracker.clone()));
         self.entries.insert(number, Entry { state, length, bytes, chunks, staged, tracker });
-        match object {
-            Some(object) => outbox.say(&Word::Offer { number, object }),
+        match extent {
+            Some(extent) => outbox.say(&Word::Offer { number, extent }),
             None => outbox.say(&Word::Ready { number }),
         }
         Ok(())

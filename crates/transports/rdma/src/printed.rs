@@ -18,8 +18,8 @@ use thalweg_verbs::{Device, Done, Endpoint, Pair, Work};
 use thalweg_wire::Range;
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
-use crate::object::Part;
 use crate::offers::{corrupt, RECEIVE};
 use crate::outbox::Outbox;
 use crate::piece::Piece;
@@ -184,7 +184,7 @@ impl Printed {
 impl Receives for Printed {
     fn handle_word(&mut self, word: Word, _: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, object } => self.arrivals.offered(number, object, self.runs.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
             Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,

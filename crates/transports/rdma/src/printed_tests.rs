@@ -8,7 +8,7 @@ use thalweg_verbs::pretend::{settle, step};
 use thalweg_wire::checksum;
 
 use super::*;
-use crate::ends::{object, verify, Ends};
+use crate::ends::{extent, verify, Ends};
 use crate::words::record;
 
 const LENGTH: u64 = 3_000;
@@ -39,8 +39,8 @@ impl Ends<Printed> {
 
     /// Offers a chunk, has it granted, and posts one write of its header and bytes.
     fn write(&mut self, number: u64) {
-        let object = object(LENGTH as u32);
-        self.receiver.handle_word(Word::Offer { number, object }, &self.outbox).unwrap();
+        let extent = extent(LENGTH as u32);
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox).unwrap();
         let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
         self.receiver.grant(number, part, vec![None], &self.outbox).unwrap();
         self.drive();

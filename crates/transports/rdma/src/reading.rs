@@ -11,7 +11,7 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 
 use crate::arrivals::Arrivals;
-use crate::object::Part;
+use crate::extent::Part;
 use crate::offers::{corrupt, refused, RECEIVE};
 use crate::outbox::Outbox;
 use crate::parts::Parts;
@@ -209,7 +209,7 @@ impl Reading {
 impl Receives for Reading {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, object } => self.arrivals.offers.add(number, object)?,
+            Word::Offer { number, extent } => self.arrivals.offers.add(number, extent)?,
             Word::Lent { number, sum, from } => self.handle_lent(number, sum, from)?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number, outbox)?,
             Word::Ring { epoch, endpoint, .. } => self.handle_ring(epoch, &endpoint)?,

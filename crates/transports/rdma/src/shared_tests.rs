@@ -12,7 +12,7 @@ use thalweg_verbs::pretend::{connected, Behaviour, Fabric, Pretend};
 use thalweg_verbs::Device;
 
 use super::*;
-use crate::ends::object;
+use crate::ends::extent;
 use crate::lending::Lending;
 use crate::pool::Pool;
 use crate::reading::Reading;
@@ -39,7 +39,7 @@ async fn full() -> Shared {
     let bytes = source.lend(source.range()).unwrap();
     while shared.outgoing().has_room(100) {
         let part = Offered { bytes: bytes.clone(), staged: None, chunks: Vec::new() };
-        shared.outgoing().offer(Some(object(100)), part, &Arc::default(), &shared.outbox).unwrap();
+        shared.outgoing().offer(Some(extent(100)), part, &Arc::default(), &shared.outbox).unwrap();
     }
     settle(&shared);
     assert_eq!(shared.outbox.said().len(), 2 * GRANTS, "all are offered and lent");

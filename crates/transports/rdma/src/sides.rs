@@ -9,7 +9,7 @@ use thalweg_arena::{Arena, Claim};
 use thalweg_transport::{ChunkRef, Result};
 
 use crate::arrivals::Arrivals;
-use crate::object::{Object, Part};
+use crate::extent::{Extent, Part};
 use crate::outbox::Outbox;
 use crate::tracker::Tracker;
 use crate::words::Word;
@@ -34,13 +34,13 @@ pub(crate) trait Sends: Send {
     /// Whether a withdrawn chunk still waits for a completion before its `Withdraw` can be sent.
     fn is_leaving(&self) -> bool;
 
-    /// Offers the next part of an object: with `object`, the first one, and the object with it.
+    /// Offers the next part of an extent: with `extent`, the first one, and the extent with it.
     ///
     /// # Errors
     /// Errors of the device.
     fn offer(
         &mut self,
-        object: Option<Object>,
+        extent: Option<Extent>,
         part: Offered,
         tracker: &Arc<Tracker>,
         outbox: &Outbox,

@@ -6,7 +6,7 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Endpoint, Remote, ENDPOINT_BYTES};
 use thalweg_wire::{FrameHeader, Kind, Range, HEADER_BYTES};
 
-use crate::object::{Object, Part};
+use crate::extent::{Extent, Part};
 
 /// Bytes of a commit record, which are also the bytes of a slot in the ring.
 pub(crate) const RECORD: usize = 64;
@@ -14,14 +14,14 @@ pub(crate) const RECORD: usize = 64;
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Word {
-    /// The sender offers an object. Its first part has this number, and memory may be granted to it. Numbers
+    /// The sender offers an extent. Its first part has this number, and memory may be granted to it. Numbers
     /// count parts from 0.
-    Offer { number: u64, object: Object },
-    /// Memory may be granted to the next part of the object offered last.
+    Offer { number: u64, extent: Extent },
+    /// Memory may be granted to the next part of the extent offered last.
     Ready { number: u64 },
     /// The sender withdraws a part. If it had already committed the part, the commit record still arrives.
     Withdraw { number: u64, committed: bool },
-    /// The sender lends a part of the object offered last: the receiver may read it there. Numbers grow. After
+    /// The sender lends a part of the extent offered last: the receiver may read it there. Numbers grow. After
     /// a pair was lost, the sender lends the part again with its place for the new pair.
     Lent { number: u64, sum: u32, from: Remote },
     /// The receiver grants memory: the sender may write the part there.
@@ -81,18 +81,18 @@ impl Reader<'_> {
         Endpoint::decode(&bytes).ok_or_else(|| corrupt("an endpoint that no device has"))
     }
 
-    fn object(&mut self) -> Result<Object> {
+    fn extent(&mut self) -> Result<Extent> {
         let FrameHeader { kind, chunk: first, .. } = FrameHeader::decode(&self.take::<HEADER_BYTES>()?)?;
         let all = Part { first, chunk: self.short()?, bytes: self.number()? };
-        let object = Object { all, whole: self.take::<1>()? == [1] };
+        let extent = Extent { all, whole: self.take::<1>()? == [1] };
         let plausible = kind == Kind::Chunk && all.is_plausible();
-        plausible.then_some(object).ok_or_else(|| corrupt("an offer of what is no object"))
+        plausible.then_some(extent).ok_or_else(|| corrupt("an offer of what is no extent"))
     }
 
     fn word(&mut self) -> Result<Word> {
         let [tag] = self.take()?;
         Ok(match tag {
-            0 => Word::Offer { number: self.number()?, object: self.object()? },
+            0 => Word::Offer { number: self.number()?, extent: self.extent()? },
             1 => Word::Withdraw { number: self.number()?, committed: self.take::<1>()? == [1] },
             2 => Word::Grant { number: self.number()?, to: self.remote()? },
             3 => Word::Taken { number: self.number()? },
@@ -113,7 +113,7 @@ impl Word {
     /// Appends the encoded message.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Word::Offer { number, object: Object { all, whole } } => {
+            Word::Offer { number, extent: Extent { all, whole } } => {
                 out.push(0);
                 out.extend(number.to_le_bytes());
                 out.extend(FrameHeader::chunk(all.first, 0).encode());
@@ -214,8 +214,8 @@ mod tests {
         let to = Remote { address: 10, key: 11 };
         let all = Part { first: chunk, chunk: MAX_CHUNK, bytes: 1 << 33 };
         vec![
-            Word::Offer { number: 1, object: Object { all, whole: true } },
-            Word::Offer { number: 2, object: Object { all: Part::one(chunk), whole: false } },
+            Word::Offer { number: 1, extent: Extent { all, whole: true } },
+            Word::Offer { number: 2, extent: Extent { all: Part::one(chunk), whole: false } },
             Word::Ready { number: 3 },
             Word::Sum { number: 4, sum: 5 },
             Word::Withdraw { number: 2, committed: true },
@@ -259,16 +259,16 @@ mod tests {
             |_, _| {},
             |bytes| {
                 for word in Word::decode_all(bytes).into_iter().flatten() {
-                    if let Word::Offer { object, .. } = word {
-                        assert!(object.all.chunks().take(3).all(|chunk| chunk.length <= MAX_CHUNK));
+                    if let Word::Offer { extent, .. } = word {
+                        assert!(extent.all.chunks().take(3).all(|chunk| chunk.length <= MAX_CHUNK));
                     }
                 }
             },
         );
         let chunk = ChunkHeader { job: 0, round: 0, sender: 0, layout: LayoutHash(0), offset: 0, length: 0 };
         let mut empty = Vec::new();
-        let object = Object { all: Part::one(chunk), whole: false };
-        Word::Offer { number: 0, object }.encode(&mut empty);
+        let extent = Extent { all: Part::one(chunk), whole: false };
+        Word::Offer { number: 0, extent }.encode(&mut empty);
         assert!(Word::decode_all(&empty).is_err(), "a chunk without bytes");
     }
 

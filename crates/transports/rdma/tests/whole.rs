@@ -1,4 +1,4 @@
-//! An update is one object: how many writes it takes, in which order, and what is sent again after a break.
+//! An update is one extent: how many writes it takes, in which order, and what is sent again after a break.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ async fn a_whole_update_is_one_write_and_its_header() {
     assert_eq!(lengths, [(9 * MIB, false), (RECORD, true)]);
 }
 
-/// An update that lacks some bytes is one object for each hole, and nothing else is sent.
+/// An update that lacks some bytes is one extent for each hole, and nothing else is sent.
 #[tokio::test]
 async fn of_an_update_with_holes_only_the_holes_are_sent() {
     let source = pattern(4 * MIB, 4);

@@ -34,7 +34,7 @@ impl LinkLayer for Overheard {
 /// Sends an update of 12 chunks. Returns the words of its sender.
 async fn words(mode: &str) -> Vec<Word> {
     let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), Behaviour::default()));
-    let pair = Factory::new(Arc::new(Memory), "memory://object:0").pair().await;
+    let pair = Factory::new(Arc::new(Memory), "memory://extent:0").pair().await;
     let own = serde_json::from_str(&format!(r#"{{"mode": "{mode}"}}"#)).unwrap();
     let choices = Choices::read(&Options { own, ..Options::default() }).unwrap();
     let words = Arc::new(Mutex::new(Vec::new()));
@@ -64,16 +64,16 @@ async fn an_update_has_one_offer() {
         let offers: Vec<_> = words
             .iter()
             .filter_map(|word| {
-                if let Word::Offer { number, object } = word {
-                    Some((*number, *object))
+                if let Word::Offer { number, extent } = word {
+                    Some((*number, *extent))
                 } else {
                     None
                 }
             })
             .collect();
-        let [(0, object)] = offers[..] else { panic!("{mode}: {offers:?}") };
+        let [(0, extent)] = offers[..] else { panic!("{mode}: {offers:?}") };
         let whole = !["window", "pull"].contains(&mode);
-        assert_eq!((object.all.bytes, object.all.count(), object.whole), (3 << 20, 12, whole), "{mode}");
+        assert_eq!((extent.all.bytes, extent.all.count(), extent.whole), (3 << 20, 12, whole), "{mode}");
         let ready = words.iter().filter(|word| matches!(word, Word::Ready { .. })).count();
         assert_eq!(ready, others, "{mode}: the parts behind the first");
         let lent = words.iter().filter(|word| matches!(word, Word::Lent { .. })).count();

@@ -1,18 +1,18 @@
-//! An object: chunks of one update that the peer is offered together.
+//! An extent: chunks of one update that the peer is offered together.
 //!
 //! ```text
-//! update  =  objects     one, if its missing bytes are contiguous in the update and in registered memory
-//! object  =  parts       the whole object, or each chunk: what is granted, committed and checked at once
+//! update  =  extents     one, if its missing bytes are contiguous in the update and in registered memory
+//! extent  =  parts       the whole extent, or each chunk: what is granted, committed and checked at once
 //! part    =  chunks      what the sink gets
 //! ```
 
 use thalweg_transport::ChunkRef;
 use thalweg_wire::{checksum, ChunkHeader, MAX_CHUNK};
 
-/// Maximum number of chunks of an object: a receiver keeps a place for each.
+/// Maximum number of chunks of an extent: a receiver keeps a place for each.
 pub(crate) const MOST_CHUNKS: usize = 1 << 20;
 
-/// Chunks that lie one after the other: a whole object, or a part of one.
+/// Chunks that lie one after the other: a whole extent, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     /// The first chunk.
@@ -62,13 +62,13 @@ impl Part {
 
 /// What a sender offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Object {
+pub(crate) struct Extent {
     pub(crate) all: Part,
-    /// Whether the object is one part. Otherwise each chunk is a part.
+    /// Whether the extent is one part. Otherwise each chunk is a part.
     pub(crate) whole: bool,
 }
 
-impl Object {
+impl Extent {
     /// Number of parts.
     pub(crate) fn parts(&self) -> u64 {
         if self.whole {
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(chunks.last().map(|last| last.range().end), Some(100 + bytes));
             assert!(chunks[1..].iter().all(|next| (1..=chunk).contains(&next.length)));
             assert_eq!(part.chunk(part.count()), None);
-            let (whole, each) = (Object { all: part, whole: true }, Object { all: part, whole: false });
+            let (whole, each) = (Extent { all: part, whole: true }, Extent { all: part, whole: false });
             assert_eq!((whole.parts(), whole.part(0), whole.part(1)), (1, Some(part), None));
             let parts: Vec<_> = (0..each.parts()).filter_map(|index| each.part(index)).collect();
             assert_eq!(parts, chunks.into_iter().map(Part::one).collect::<Vec<_>>());
