@@ -34,8 +34,22 @@ export THALWEG_COMMIT
 rm -f dist/thalweg-*.tar.gz dist/thalweg-*_"$machine".whl
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
+# The core's unwinder must be libgcc_s.so.1, which each Linux with glibc has: Python ends threads by unwinding them with it. zig links
+# one of its own, with which such a thread crashes. So the linker finds this stand-in first: the library's name, symbols and versions.
+unwind() { local name; for name in "$@"; do printf 'void _Unwind_%s(void) {}\n' "$name"; done; }
+names() { printf ' _Unwind_%s;' "$@"; }
+v3_0=(Resume RaiseException DeleteException ForcedUnwind GetGR SetGR GetIP SetIP GetLanguageSpecificData GetRegionStart
+    GetDataRelBase GetTextRelBase)
+v3_3=(Resume_or_Rethrow Backtrace GetCFA FindEnclosingFunction)
+v4_2=(GetIPInfo)
+mkdir "$built/stub"
+unwind "${v3_0[@]}" "${v3_3[@]}" "${v4_2[@]}" >"$built/stub/stub.c"
+echo "GCC_3.0 {$(names "${v3_0[@]}") }; GCC_3.3 {$(names "${v3_3[@]}") } GCC_3.0; GCC_4.2.0 {$(names "${v4_2[@]}") } GCC_3.3;" \
+    >"$built/stub/versions"
+tool ziglang cc -target "$machine-linux-gnu.2.28" -shared -nostdlib -Wl,-soname,libgcc_s.so.1 \
+    -Wl,--version-script="$built/stub/versions" -o "$built/stub/libthalweg_unwind.so" "$built/stub/stub.c"
 tool maturin build --profile "${WHEEL_PROFILE:-release}" --zig --target "$target" --compatibility manylinux_2_28 --out "$built" \
-    ${CI:+--locked}
+    ${CI:+--locked} -- -L native="$built/stub" -l dylib=thalweg_unwind
 tool maturin sdist --out dist
 # It copies libraries that a user's machine may lack into the wheel; there are none today. It also refuses newer symbols. It knows
 # the platforms of this machine's processor by name; for another processor it takes the oldest one that the symbols allow.
