@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, Welcome, VERSIONS};
-use thalweg_wire::text::{check_name, plain, MAX_REASON};
+use thalweg_wire::text::{check_name, plain, MAX_NAME, MAX_REASON};
 use thalweg_wire::{limits, Layout, LayoutHash, Ranges, TensorSpec};
 
 use super::{Liveness, Session, MIN_HEARTBEAT, SAME_MODEL};
@@ -19,6 +19,8 @@ pub type LinkId = u64;
 const HELLO_TIMEOUT: Time = limits::GREET;
 /// The server remembers at most this many clients with another layout.
 const MAX_MISMATCHES: usize = 64;
+/// The server logs at most this many names and reasons of other peers that it refuses.
+const MAX_REFUSALS: usize = 64;
 
 /// Decides which peers are let in.
 pub trait Admission: Send {
@@ -106,11 +108,11 @@ pub enum Action<P> {
         /// The line.
         what: String,
     },
-    /// A client was not let in, because its model's layout differs from the server's.
+    /// A peer was not let in.
     TurnedAway {
-        /// The client's name.
+        /// The name that it gave itself. Unless its layout is the reason, it may not have proved it.
         client: String,
-        /// Which tensor differs, and how.
+        /// Why. If its model's layout differs from the server's: which tensor differs, and how.
         reason: String,
     },
     /// A client's link has ended.
@@ -195,6 +197,8 @@ pub struct Served<L> {
     timer: Time,
     /// Set while the server waits for the client's answer about which tensor differs.
     mismatch: Option<LayoutMismatch>,
+    /// The name that the peer gave itself, proved or not.
+    name: Option<String>,
     pub(crate) own: L,
 }
 
@@ -295,7 +299,9 @@ pub struct Roster<M, L, P> {
     connected: usize,
     /// Clients that were not let in because of their layout, each with how it differs.
     mismatches: BTreeMap<String, String>,
-    /// Links that ended because of a different layout, until their reader calls [`Roster::take_reported`].
+    /// Names and reasons of refused peers that the log has.
+    refusals: BTreeSet<(String, String)>,
+    /// Links of peers whose refusal the log has, until their reader calls [`Roster::take_reported`].
     reported: BTreeSet<LinkId>,
     actions: VecDeque<Action<P>>,
     /// Why the job is over; `None` while it runs.
@@ -313,6 +319,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             timers: BTreeSet::new(),
             connected: 0,
             mismatches: BTreeMap::new(),
+            refusals: BTreeSet::new(),
             reported: BTreeSet::new(),
             actions: VecDeque::new(),
             finished: None,
@@ -449,6 +456,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             wake: None,
             timer: Time::MAX,
             mismatch: None,
+            name: None,
             own: L::default(),
         };
         served.timer = served.due(self.heartbeat());
@@ -536,6 +544,25 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         // A node of a graph reports this itself.
         if !reported && self.config.purpose != Purpose::Graph {
             self.act(Action::TurnedAway { client: client.into(), reason: reason.into() });
+        }
+    }
+
+    /// Records why a peer is refused that has given its name, and reports each name and reason once. A peer that may
+    /// try again at once is not reported.
+    pub(crate) fn record_refusal(&mut self, link: LinkId, code: Refusal, reason: &str) {
+        let served =
+            self.links.get(&link).filter(|served| served.member.is_none() && served.mismatch.is_none());
+        let Some(name) = served.and_then(|served| served.name.as_deref()) else { return };
+        if code.may_retry() || self.config.purpose == Purpose::Graph {
+            return; // A node of a graph reports this itself.
+        }
+        let (client, reason) = (plain(name, MAX_NAME), plain(reason, MAX_REASON));
+        if self.refusals.contains(&(client.clone(), reason.clone())) {
+            self.reported.insert(link);
+        } else if self.refusals.len() < MAX_REFUSALS {
+            self.reported.insert(link);
+            self.refusals.insert((client.clone(), reason.clone()));
+            self.act(Action::TurnedAway { client, reason });
         }
     }
 
@@ -631,7 +658,10 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             (None, _) if comparing => {
                 return MemberEvent::Senseless("the server asked only how the layout differs")
             }
-            (None, Control::Hello(hello)) => return MemberEvent::Hello(hello),
+            (None, Control::Hello(hello)) => {
+                self.on_link(link, |served| served.name = Some(hello.name.clone()));
+                return MemberEvent::Hello(hello);
+            }
             (None, _) => return MemberEvent::Senseless("the first message must be a Hello"),
             (Some(_), Control::Hello(_)) => {
                 return MemberEvent::Senseless("a second Hello on one connection")

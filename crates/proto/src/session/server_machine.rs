@@ -175,6 +175,7 @@ pub trait ServerMachine: Sized {
 
     /// Refuses a peer, or ends a member's link, for this reason.
     fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
+        self.roster_mut().record_refusal(link, code, reason);
         self.roster_mut().send(link, Control::Refused { code, reason: reason.into() });
         self.end_link(now, link, reason);
     }

@@ -282,6 +282,34 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
 }
 
+/// The log names each refused peer, and why, once. Many names cannot fill it.
+#[test]
+fn the_log_says_who_was_refused_and_why() {
+    let mut server = Bare::new(&Setup::default());
+    let mut lines = 0;
+    for link in 1..=400 {
+        let name = if link <= 100 { "again".into() } else { format!("name-{link}") };
+        let actions = server.join(link, Hello { version: 1, ..hello(&name, 1) });
+        for (client, reason) in refused_clients(&actions) {
+            assert!(
+                client == name && reason.starts_with("session version 1 is not within"),
+                "{client}: {reason}"
+            );
+            lines += 1;
+        }
+        let told = server.party.machine.take_reported(link);
+        assert_eq!(told, link <= 163, "{link}: otherwise the driver counts it");
+    }
+    assert_eq!(lines, 64);
+    assert_eq!(
+        server.party.machine.departed().count(),
+        0,
+        "whoever has proved no name is no client that left"
+    );
+    let actions = server.join(500, Hello { version: 1, ..hello("\x1b[2J", 1) });
+    assert!(refused_clients(&actions).is_empty());
+}
+
 /// A client with another layout may try often, and under many names: one line is logged, and the list of
 /// departed clients stays bounded.
 #[test]
