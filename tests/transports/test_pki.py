@@ -12,6 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from thalweg.cli.pki import issue as issue_command
+from thalweg.cli.pki import revoke as revoke_command
 from thalweg.errors import LinkError, PlanError
 from thalweg.transports import pki
 
@@ -240,3 +241,37 @@ def test_what_cannot_be_revoked_is_refused(folder: Path, name: str, role: str) -
 def test_only_an_authority_revokes(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot read"):
         pki.revoke(tmp_path, "anna", "client")
+
+
+def test_a_party_is_revoked_in_the_role_of_its_files(folder: Path) -> None:
+    pki.issue(folder, "tim", 5, role="task-member")
+    pki.issue(folder, "west", 5, role="tree-node")
+    (folder / "west.crt").unlink()
+    for name in ("tim", "west"):
+        revoke_command(name, folder=folder)
+    assert set(pki.revoked(folder)) == {("task-member", "tim"), ("tree-node", "west")}
+
+
+def test_a_name_that_was_never_issued_is_revoked_only_with_a_role(folder: Path) -> None:
+    with pytest.raises(PlanError, match=r"has no zoe\.crt and no zoe\.token") as refused:
+        revoke_command("zoe", folder=folder)
+    assert "--role" in refused.value.hint
+    assert not (folder / pki.REVOKED).exists()
+    revoke_command("zoe", folder=folder, role="client")
+    assert set(pki.revoked(folder)) == {("client", "zoe")}
+
+
+def test_files_of_different_roles_are_revoked_only_with_a_role(folder: Path) -> None:
+    pki.issue(folder, "anna", 5)
+    (folder / "anna.token").unlink()
+    pki.issue(folder, "anna", 5, folder / "new", role="tree-node")
+    (folder / "new" / "anna.token").replace(folder / "anna.token")
+    with pytest.raises(PlanError, match="as client and as tree-node"):
+        pki.role_of(folder, "anna")
+
+
+@pytest.mark.parametrize("name", ["../pki/anna", "a b", ""])
+def test_a_role_is_not_looked_up_outside_the_folder(folder: Path, name: str) -> None:
+    pki.issue(folder, "anna", 5)
+    with pytest.raises(PlanError, match="cannot be a name"):
+        pki.role_of(folder, name)

@@ -99,8 +99,11 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the client or node.")],
     *,
     role: Annotated[
-        str, typer.Option(help="What it is, as it was issued: client, task-member or tree-node.")
-    ] = "client",
+        str | None,
+        typer.Option(
+            help="Its role: client, task-member or tree-node. Default: that of its files in the folder of --dir."
+        ),
+    ] = None,
     folder: Folder = Path("pki"),
     as_json: Json = False,
 ) -> None:
@@ -112,6 +115,7 @@ def revoke(
     with output(as_json=as_json) as emit:
         from thalweg.transports import pki
 
+        role = role or pki.role_of(folder, name)
         path = pki.revoke(folder, name, role)
         emit({"file": str(path), "name": name, "role": role})
     if not as_json:

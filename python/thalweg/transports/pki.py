@@ -179,6 +179,25 @@ def own_expiries(folder: Path) -> dict[str, int]:
     return {name: Certificate.read(path).not_after for name, path in own.items() if path.exists()}
 
 
+def role_of(folder: Path, name: str) -> str:
+    """Return the role for which a party was issued, from its certificate or its token in ``folder``.
+
+    Raises PlanError if ``folder`` is no authority's, has neither file, or if the two name different roles.
+    """
+    read(folder / AUTHORITY)
+    _check_party(name)
+    certificate, token = folder / f"{name}.crt", folder / f"{name}.token"
+    found = [Certificate.read(certificate).role] if certificate.exists() else []
+    found += [_token_in(token).role] if token.exists() else []
+    roles = sorted({role for role in found if role is not None})
+    if not roles:
+        hint = f"Check the name; if the files of {name} are elsewhere, give --role as it was issued"
+        raise PlanError(f"{folder} has no {name}.crt and no {name}.token that names a role", hint)
+    if len(roles) > 1:
+        raise PlanError(f"{folder} has files of {name} as {' and as '.join(roles)}", "Give --role")
+    return roles[0]
+
+
 def revoke(folder: Path, name: str, role: str) -> Path:
     """Add a party to the list of those whose token and certificates no longer count, for good; return the list.
 
@@ -188,8 +207,7 @@ def revoke(folder: Path, name: str, role: str) -> Path:
     if role not in REVOCABLE:
         why = f"no server looks whether a {role} is revoked" if role in ROLES else f"there is no role {role!r}"
         raise PlanError(why, f"Choose from {', '.join(REVOCABLE)}; for others make a new authority")
-    if not _NAME.fullmatch(name):
-        raise PlanError(f"{name!r} cannot be a name", "Name a party of `thalweg pki issue`")
+    _check_party(name)
     read(folder / AUTHORITY)
     path = folder / REVOKED
     with _locked(folder):
@@ -202,6 +220,11 @@ def revoke(folder: Path, name: str, role: str) -> Path:
             raise PlanError(f"{path} would have more than {LARGEST_LIST} bytes", "Make a new authority")
         _replace(path, lines, private=True)
     return path
+
+
+def _check_party(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise PlanError(f"{name!r} cannot be a name", "Name a party of `thalweg pki issue`")
 
 
 def revoked(folder: Path) -> dict[tuple[str, str], str]:
@@ -269,6 +292,13 @@ def read(path: Path, most: int = LARGEST_FILE) -> str:
 
 def read_token(path: Path) -> Token:
     """Return the token in a file. Raises PlanError if it is none, LinkError if others may read it."""
+    token = _token_in(path)
+    if path.stat().st_mode & 0o077:
+        raise LinkError(f"others may read the token {path}", f"Run chmod 600 {path}")
+    return token
+
+
+def _token_in(path: Path) -> Token:
     text = read(path)
     head, begin, certificates = text.partition("-----BEGIN CERTIFICATE-----")
     lines = [line.strip() for line in head.splitlines() if line.strip() and not line.startswith("#")]
@@ -278,8 +308,6 @@ def read_token(path: Path) -> Token:
         raise PlanError(f"{path} is a token of an earlier release, which names no role", hint)
     if lines[:1] != [TOKEN_HEAD] or not {"name", "role", "token", "issuer"} <= values.keys():
         raise PlanError(f"{path} is not a token", "Name the NAME.token that `thalweg pki issue NAME` made")
-    if path.stat().st_mode & 0o077:
-        raise LinkError(f"others may read the token {path}", f"Run chmod 600 {path}")
     return Token(values["name"], values["role"], values["token"], values["issuer"], begin + certificates)
 
 
