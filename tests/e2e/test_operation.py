@@ -143,6 +143,20 @@ def test_a_name_that_was_revoked_is_not_issued_again(start: Start, folder: Path)
     assert start("pki", "issue", "berta", "--role", "task-member", "--to", "new").end()[0] == 0
 
 
+def test_a_resumed_job_waits_once_for_a_client_that_is_gone(start: Start, folder: Path) -> None:
+    job = Job(start, folder)
+    job.kill_server(3)
+    job.clients[1].process.kill()
+    job.clients[1].process.communicate()
+    done = job.record.checkpoint_round or 0
+    run = f"runs/{job.record.path.name}"
+    code, out, err = start("server", "--resume", run, "--rounds", str(done + 2), "--grace", "3", *job.listen).end()
+    assert code == 0, err
+    assert "going on with 1 of 2 clients" in err
+    assert [one["seconds"] < 3 for one in job.record.rounds()][done:] == [True, True]
+    assert re.search(rf"berta is in [0-9]+ of {done + 2} means: it has not connected again", out), out
+
+
 def test_a_server_is_killed_in_mid_job_and_a_new_process_resumes(start: Start, folder: Path) -> None:
     job = Job(start, folder)
     job.kill_server(5)

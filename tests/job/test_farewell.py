@@ -129,6 +129,22 @@ def test_attendance_knows_who_missed_what_and_what_each_used() -> None:
     assert sentences(book.absences(), 2)[0] == "b is in 1 of 2 means: was still training"
 
 
+def test_attendance_counts_the_rounds_of_a_resumed_record() -> None:
+    book = Attendance()
+    clients = [{"client": "a", "state": "whole", "reason": None}, {"client": "b", "state": "whole", "reason": None}]
+    late = {"client": "b", "state": "late", "reason": "was still training"}
+    rounds: Any = [{"round": 1, "clients": clients}, {"round": 2, "clients": [clients[0], late]}]
+    book.add_recorded(rounds)
+    book.add([part("a", "whole")])
+    book.departed([("d", "the link broke", False)])
+    book.never_came(["a", "c", "d"], ["a"])
+    assert book.rounds == 3
+    assert sentences(book.absences(), 3) == [
+        "b is in 1 of 3 means: it has not connected again",
+        "c is in 0 of 3 means: it has not connected",
+    ]
+
+
 def test_only_so_many_are_named() -> None:
     many = [Absence(f"c{n}", 0, None, True) for n in range(MAX_NAMED + 5)]
     lines = sentences(many, 1)

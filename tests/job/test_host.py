@@ -39,6 +39,9 @@ class Core:
     def departed(self) -> str:
         return "[]"
 
+    def clients(self) -> str:
+        return json.dumps(["a"])
+
     def tree(self) -> None:
         return None
 
@@ -134,8 +137,14 @@ def test_no_round_waits_for_the_storage_of_checkpoints(tmp_path: Path, monkeypat
 class Waiting(Core):
     """A fake server to which only two of three clients connect."""
 
+    def __init__(self) -> None:
+        self.placed: list[int] = []
+
     def wait(self, _clients: int, _limit: float) -> int:
         return 2
+
+    def place_clients(self, expected: int, _homes: str) -> None:
+        self.placed.append(expected)
 
 
 @pytest.fixture
@@ -178,6 +187,7 @@ def test_a_server_that_goes_on_begins_with_enough_clients(waiting: Callable[...,
     host = waiting(2, enough=2)
     host.wait(look_often())
     assert "going on with 2 of 3 clients" in host.record.log_path.read_text()
+    assert cast("Waiting", host.server).placed == [2], "the core waits for no third client in the first round"
 
 
 @pytest.mark.parametrize(("first", "job"), [(1, {"enough": 2}), (2, {}), (2, {"enough": 3})])

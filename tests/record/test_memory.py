@@ -53,6 +53,9 @@ class Core:
     def departed(self) -> str:
         return "[]"
 
+    def clients(self) -> str:
+        return json.dumps(["a", "b"])
+
     def tree(self) -> None:
         return None
 

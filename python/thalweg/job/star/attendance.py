@@ -5,12 +5,13 @@ Its memory does not grow with the number of rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from thalweg.machine import Usage
-from thalweg.outcome.core import Absence, Participant
+from thalweg.outcome import Entry
+from thalweg.outcome.core import COUNTED, Absence, Participant
 
 # At the end of a job at most so many absent clients get a line each. The others are only counted.
 MAX_NAMED: Final = 10
@@ -22,6 +23,8 @@ class _Client:
     missed: int = 0
     reason: str | None = None
     left: bool = False
+    # Whether it had not connected when the job ended.
+    away: bool = False
     used: Usage = field(default_factory=Usage)
 
 
@@ -31,19 +34,24 @@ class Attendance:
     def __init__(self) -> None:
         self.rounds = 0
         self._clients: dict[str, _Client] = {}
+        # The clients that took part in a round of this server, or departed.
+        self._seen: set[str] = set()
 
     def add(self, participants: Iterable[Participant]) -> None:
         """Count a round. ``participants`` are those of its outcome."""
         self.rounds += 1
         for part in participants:
-            client = self._of(part.client)
-            if part.counts:
-                client.counted += 1
-            else:
-                client.missed += 1
-                client.reason = part.reason
+            self._seen.add(part.client)
+            client = self._count(part.client, counts=part.counts, reason=part.reason)
             if part.usage is not None:
                 client.used = _larger(client.used, Usage(part.usage.cpu_seconds, part.usage.peak_rss_bytes))
+
+    def add_recorded(self, entries: Iterable[Entry]) -> None:
+        """Count the rounds of a record that is resumed. What clients used then is not counted."""
+        for entry in entries:
+            self.rounds += 1
+            for part in entry["clients"]:
+                self._count(part["client"], counts=part["state"] in COUNTED, reason=part["reason"])
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
         """Take the core's list of clients that are not connected now: name, why, and whether it left for good.
@@ -53,8 +61,19 @@ class Attendance:
         for client in self._clients.values():
             client.left = False
         for name, reason, left in clients:
+            self._seen.add(name)
             client = self._of(name)
             client.reason, client.left = reason, left
+
+    def never_came(self, expected: Iterable[str], present: Collection[str]) -> None:
+        """Mark the clients that this server has not seen: neither now (``present``) nor among those that departed.
+
+        They are those of the record that is resumed, and the ``expected`` ones. Called after ``departed``, which gives
+        the others their reasons.
+        """
+        for name in {*self._clients, *expected} - {*present, *self._seen}:
+            client = self._of(name)
+            client.away, client.reason = True, "it has not connected" + (" again" if client.counted else "")
 
     def names(self) -> list[str]:
         """Return all clients that took part or departed, sorted."""
@@ -69,12 +88,22 @@ class Attendance:
         return self.usage_of(client).peak_rss_bytes
 
     def absences(self) -> list[Absence]:
-        """Return the clients that missed a round, or left for good, sorted by name."""
+        """Return the clients that missed a round, left for good or never came, sorted by name."""
         return [
             Absence(name, client.counted, client.reason, client.left)
             for name, client in sorted(self._clients.items())
-            if client.missed or client.left
+            if client.missed or client.left or client.away
         ]
+
+    def _count(self, name: str, *, counts: bool, reason: str | None) -> _Client:
+        """Count a client's part in a round."""
+        client = self._of(name)
+        if counts:
+            client.counted += 1
+        else:
+            client.missed += 1
+            client.reason = reason
+        return client
 
     def _of(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())

@@ -181,6 +181,7 @@ class Host:
                 continue
             enough_since = enough_since or time.monotonic()
             if time.monotonic() - enough_since >= job.grace:
+                self.server.place_clients(here, "{}")  # the first round is not to wait for the others a second time
                 self._write_notes([f"going on with {here} of {job.clients} clients: the others have not connected"])
                 return
 
@@ -219,6 +220,7 @@ class Host:
         if self.plan.compression.scheme is not None:
             self.record.note(compression=compression.facts(self.plan.compression, self.record.rounds()))
         self.attendance.departed(server_reports.departed(self.server))
+        self.attendance.never_came(self.plan.hosts.clients or (), self.connected())
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
 
@@ -369,6 +371,7 @@ def hosting(
             record.close()
             raise
         host = Host(plan, server, party, record, progress, bound, first, session, step=step)
+        host.attendance.add_recorded(record.rounds())
         try:
             with (
                 tracking(plan.record.track, record, progress.note),
