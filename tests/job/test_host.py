@@ -196,6 +196,13 @@ def test_else_it_waits_for_all(waiting: Callable[..., Host], first: int, job: di
         waiting(first, **job).wait(look_often())
 
 
+def test_before_the_first_round_it_says_once_that_it_waits_for_all(waiting: Callable[..., Host]) -> None:
+    host = waiting(1, enough=2)
+    with pytest.raises(WaitsError):
+        host.wait(look_often())
+    assert host.record.log_path.read_text().count("2 of 3 clients are here; the first round begins with all of") == 1
+
+
 def test_clients_that_are_known_keep_their_places(waiting: Callable[..., Host]) -> None:
     host = waiting(2, enough=2)
     assert host.previous_clients() == []

@@ -194,7 +194,10 @@ class JobSection(Section):
         0, ge=0, lt=2**63, description="seed of everything random"
     )
     enough: Annotated[int | None, Core(), Option()] = Field(
-        None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
+        None,
+        ge=1,
+        description="updates that a round needs at least; without it, every client that is still there. The first "
+        "round begins once all clients have connected",
     )
     goal: Annotated[int | None, Core(), Option(of=BOTH), Source("Bonawitz et al. 2019, section 2.2")] = Field(
         None,

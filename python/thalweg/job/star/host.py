@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from thalweg import _core, algorithms, apps, machine, trackers, wire
 from thalweg.algorithms.server_step import ServerStep
@@ -157,10 +157,11 @@ class Host:
         them, a star begins once the others are connected.
 
         If a star resumes a record and ``job.enough`` clients are connected, it waits only ``job.grace`` seconds longer,
-        because a client may have left for good while the server was away. If the record already has all rounds, this
-        waits at most ``job.grace`` seconds, so that clients can reconnect and learn that the job is done.
+        because a client may have left for good while the server was away. Before a new job's first round it waits on,
+        and says so. If the record already has all rounds, this waits at most ``job.grace`` seconds, so that clients can
+        reconnect and learn that the job is done.
         """
-        job, enough_since = self.plan.job, None
+        job, enough_since, explained = self.plan.job, None, False
         if self.first > job.rounds:
             ends = time.monotonic() + job.grace
             while time.monotonic() < ends and self.server.wait(job.clients, WAIT_SLICE) < job.clients:
@@ -176,14 +177,22 @@ class Host:
                 whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
                 self._write_notes([f"going on with {left} of {job.clients} clients: {whys}"])
                 return
-            if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):
+            if job.enough is None or here < job.enough or isinstance(self.server, Tree):
                 enough_since = None
                 continue
             enough_since = enough_since or time.monotonic()
-            if time.monotonic() - enough_since >= job.grace:
-                self.server.place_clients(here, "{}")  # the first round is not to wait for the others a second time
+            if time.monotonic() - enough_since < job.grace:
+                continue
+            if self.first > 1:
+                # So that the first round does not wait for the others again. What is no tree is a server of the core.
+                cast("_core.Server", self.server).place_clients(here, "{}")
                 self._write_notes([f"going on with {here} of {job.clients} clients: the others have not connected"])
                 return
+            if not explained:
+                self._write_notes(
+                    [f"{here} of {job.clients} clients are here; the first round begins with all of them"]
+                )
+                explained = True
 
     def _are_here(self, missing: Collection[str]) -> bool:
         """Return whether all clients of the plan are connected, except the ``missing`` ones."""
