@@ -34,6 +34,13 @@ def completed(*words: str) -> list[str]:
         (["run", "--algorithm", "dp"], ["dpsgd"]),
         (["run", "--aggregation", ""], ["star", "tree"]),
         (["run", "--clock", "v"], ["virtual"]),
+        (["run", "--compression", ""], ["int8", "int4", "int2", "topk:0.01", "powersgd:4"]),
+        (["server", "--compression-down", "t"], ["topk:0.01"]),
+        (["run", "--topology", "b"], ["bottleneck"]),
+        (["run", "--partition", "d"], ["dirichlet:0.5"]),
+        (["run", "--track", "t"], ["tensorboard:logs", "trackio"]),
+        (["pki", "issue", "anna", "--role", "t"], ["task-member", "tree-node"]),
+        (["pki", "revoke", "anna", "--role", "c"], ["client"]),
         (["new", "here", "--from", "l"], ["lora"]),
     ],
 )
@@ -48,6 +55,11 @@ def test_each_key_with_named_values_has_an_option_and_takes_them() -> None:
         assert names(), path
     for word in values.NAMED["job.graph"]():
         assert Plan.of({"job": {"graph": word, "clients": 12}, "model": {"name": "payload:1KiB"}}).job.graph == word
+    for path in ("compression.scheme", "data.partition", "network.topology", "record.track"):
+        for word in values.NAMED[path]():
+            Plan.of({}).merge({"job.clients": 12, "network": "lan" if path.startswith("network") else None, path: word})
+    for word in values.NAMED["compression.down"]():
+        Plan.of({}).merge({"compression.scheme": "int8", "compression.down": word})
     for name in values.NAMED["model.name"]():
         data = "english" if name.startswith("gpt2") else "mnist"
         table = {"model": {"name": name}} if "payload" in name else {"model": {"name": name}, "data": {"name": data}}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from thalweg.cli import values
 from thalweg.ui.output import Json, output
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make certificates and tokens.")
@@ -45,7 +46,8 @@ def issue(
     role: Annotated[
         str,
         typer.Option(
-            help="What it is: client, task-member (Flower too), tree-node, graph-node, or forward (near end)."
+            help="What it is: client, task-member (Flower too), tree-node, graph-node, or forward (near end).",
+            autocompletion=values.roles,
         ),
     ] = "client",
     folder: Folder = Path("pki"),
@@ -101,7 +103,8 @@ def revoke(
     role: Annotated[
         str | None,
         typer.Option(
-            help="Its role: client, task-member or tree-node. Default: that of its files in the folder of --dir."
+            help="Its role: client, task-member or tree-node. Default: that of its files in the folder of --dir.",
+            autocompletion=values.revocable_roles,
         ),
     ] = None,
     folder: Folder = Path("pki"),

@@ -64,19 +64,61 @@ def _transports() -> list[str]:
     return [*(entry.name for entry in registry.transports() if entry.available), "auto"]
 
 
+def _compressions() -> list[str]:
+    return [*_COMPRESSIONS, "powersgd:4"]
+
+
+def _compressions_down() -> list[str]:
+    return list(_COMPRESSIONS)
+
+
+def _topologies() -> list[str]:
+    return ["star", "bottleneck", "dumbbell", "mesh", *_graphs()]
+
+
+def _partitions() -> list[str]:
+    return ["contiguous", "iid", "kshard:4", "dirichlet:0.5"]
+
+
+def _trackers() -> list[str]:
+    from thalweg.sections.tracking import TRACKERS
+
+    return ["tensorboard:logs" if name == "tensorboard" else name for name in TRACKERS]
+
+
+def roles() -> list[str]:
+    """Return the roles of tokens and certificates."""
+    from thalweg.transports import pki
+
+    return list(pki.ROLES)
+
+
+def revocable_roles() -> list[str]:
+    """Return the roles in which a party can be revoked."""
+    from thalweg.transports import pki
+
+    return list(pki.REVOCABLE)
+
+
 def _congestion() -> list[str]:
     from thalweg import machine
 
     return list(machine.congestion_controls()[1])
 
 
+_COMPRESSIONS: Final = ("int8", "int4", "int2", "topk:0.01")
 # Keys whose values have names that the program knows; they take other values too.
 NAMED: Final[Mapping[str, Callable[[], list[str]]]] = {
     "algorithm.name": _algorithms,
+    "compression.down": _compressions_down,
+    "compression.scheme": _compressions,
     "data.name": _datasets,
+    "data.partition": _partitions,
     "job.graph": _graphs,
     "model.name": _models,
     "network": _networks,
+    "network.topology": _topologies,
+    "record.track": _trackers,
     "transport.congestion": _congestion,
     "transport.url": _transports,
 }
