@@ -84,6 +84,11 @@ def test_each_package_that_a_project_needs_comes_with_an_extra() -> None:
         assert f"pip install 'thalweg[{extras.EXTRAS[package]}]'" in starters.files(kind, "name")["README.md"]
 
 
+@pytest.mark.parametrize("kind", starters.KINDS)
+def test_a_project_says_that_pip_does_not_find_thalweg_itself(kind: str) -> None:
+    assert "thalweg is on no package index yet" in starters.files(kind, "name")["README.md"]
+
+
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["new", str(tmp_path / "new"), "--from", "jax"])
     assert done.exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,9 @@ from tests.record.conftest import round_entry
 from thalweg.cli.summary import SHOWN, network_line, summary
 from thalweg.job.star.host import Result
 from thalweg.plan import Plan
-from thalweg.plan.bound import Bound
+from thalweg.plan.bound import Bound, bound_of
+from thalweg.trees.live import WorkReport
+from thalweg.ui.phrases import number_of
 from thalweg.ui.progress import Bars, LineProgress, missing_words, round_line
 
 
@@ -45,8 +48,11 @@ def test_an_update_with_holes_is_told_as_such() -> None:
     assert missing_words(told) == ["20 % missing", "50 % of the model missing"]
     assert round_line(told, 5).endswith("2 of 2 clients, 20 % missing, 50 % of the model missing")
     console = Console(file=io.StringIO(), width=180)
-    console.print(summary([told], Bound("not known")))
-    assert "2/2, 20 % missing" in console.file.getvalue()  # type: ignore[attr-defined]
+    console.print(summary([told, whole], Bound("not known")))
+    heading, _, first, second = console.file.getvalue().splitlines()[1:5]  # type: ignore[attr-defined]
+    assert re.search("missing down +missing up *$", heading)
+    assert re.search("2/2 .* 50 % +20 % *$", first)
+    assert re.search("2/2 .* - +- *$", second)
 
 
 def test_the_table_holds_goodput_against_the_bound() -> None:
@@ -77,12 +83,34 @@ def test_the_table_says_how_links_were_emulated() -> None:
     assert "network: emulated at message level" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_table_of_rounds_that_lost_something_fits_110_columns() -> None:
+    holed = [{**transfer, "missing": transfer["bytes"]} for transfer in round_entry(1)["transfers"]]
+    console = Console(file=io.StringIO(), width=110)
+    console.print(summary([cast("Any", {**round_entry(1), "transfers": holed})], Bound("not known")))
+    (row,) = (line for line in console.file.getvalue().splitlines() if line.strip().startswith("1 "))  # type: ignore[attr-defined]
+    assert len(re.findall("50 %", row)) == 2
+
+
 def test_only_the_last_rounds_are_in_the_table() -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(summary(map(round_entry, range(1, SHOWN + 51)), Bound("none")))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) < SHOWN + 10
     assert any("the 50 rounds before these are in the record" in line for line in lines)
+
+
+def test_a_throttle_and_a_handover_have_units_that_people_read() -> None:
+    plan = Plan.of({"layers": {"throttle": "200mbit"}, "transport": {"url": "tcp"}})
+    assert bound_of(plan, plan.url, 1000).source == "each link is throttled to 200 Mbit/s in each direction"
+    counters = SimpleNamespace(
+        workers=1, died=0, nodes_used=1, routes="kernel", handover_us=SimpleNamespace(p50=1248.0)
+    )
+    work = WorkReport("lifl", {}, cast("Any", counters), cast("Any", {}))
+    assert work.sentence() == "tree: 1 worker on one node, an update handed over in 1.2 ms inside the kernel"
+
+
+def test_one_of_something_has_no_plural() -> None:
+    assert [number_of(number, "client") for number in (0, 1, 2)] == ["0 clients", "1 client", "2 clients"]
 
 
 def test_without_a_bound_there_is_no_share() -> None:

@@ -122,7 +122,7 @@ def test_nobody_there(start: Start) -> None:
 
 def test_a_server_that_waits_for_clients_can_be_interrupted(start: Start, tmp_path: Path) -> None:
     server = start("server", "--clients", "1", "--listen", "tcp://127.0.0.1:0")
-    server.until("waiting for 1 clients")
+    server.until("waiting for 1 client")
     server.process.send_signal(signal.SIGINT)
     code, _, err = server.end()
     assert code == 130, err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.errors import PlanError
 from thalweg.plan.least import update_bytes
+from thalweg.ui.phrases import number_of
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Condition:
             network = f"{ways[0]} (layers)"
         parts = [network, self.topology if self.topology not in ("", "star") else ""]
         parts += [f"updates of {format_bytes(self.update_bytes)}" + (", trained" if self.is_trained else "")]
-        parts += [f"{self.clients} clients"] * clients + [f"stress {self.stress}"] * bool(self.stress)
+        parts += [number_of(self.clients, "client")] * clients + [f"stress {self.stress}"] * bool(self.stress)
         parts += [] if self.resend else [_repair(self)]
         return ", ".join(part for part in parts if part)
 

@@ -20,6 +20,7 @@ from thalweg.job.common.session import SERVER, Session, session
 from thalweg.plan.bound import bound_of
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord, tables
+from thalweg.ui.phrases import number_of
 from thalweg.ui.units import format_seconds
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _rounds(plan: Plan, parties: SystemParties, network: Session, record: RunRec
     made: list[float] = []
     try:
         with parties:
-            progress.note(f"starting {parties.system.name}: a server and {len(network.names)} clients")
+            progress.note(f"starting {parties.system.name}: a server and {number_of(len(network.names), 'client')}")
             parties.start()
             for one in _reported(parties, network, plan.job.rounds + 1):
                 _check(parties.system, one, len(network.names))

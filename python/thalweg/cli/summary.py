@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg.job.star.attendance import sentences
 from thalweg.ui import terminal
-from thalweg.ui.progress import missing_words
+from thalweg.ui.progress import missing_share
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodput", "of bound")
 # Accuracy and loss are the server's or the clients': prefix of their keys in a round -> prefix of the column's title.
 WHOSE: Final = {"": "", "client_": "clients' "}
+# Direction of transfers -> title of the column with the share that did not arrive.
+MISSING: Final = {"down": "missing down", "up": "missing up"}
 
 
 # Maximum number of rounds in the table. Each round also had a line of its own when it ended.
@@ -35,20 +37,22 @@ def summary(entries: Iterable[Entry], bound: Bound, network: str | None = None) 
     """Return a table with a row for each of the last rounds. Goodput: bytes of updates per second of communication.
 
     If no round has an accuracy, the column has the loss instead. If clients evaluate their own models, their accuracy
-    or loss has a column too.
+    or loss has a column too. Where parts of models or updates did not arrive, columns say which shares.
     """
-    rows: deque[tuple[str, dict[str, str], list[str]]] = deque(maxlen=SHOWN)
+    rows: deque[tuple[str, dict[str, str], list[str], dict[str, str]]] = deque(maxlen=SHOWN)
     count, known = 0, set[str]()
     for entry in entries:
-        rows.append((str(entry["round"]), {of: _quality(entry, of) for of in WHOSE}, _cells(entry, bound)))
+        missing = {way: missing_share(entry, way) for way in MISSING}
+        rows.append((str(entry["round"]), {of: _quality(entry, of) for of in WHOSE}, _cells(entry, bound), missing))
         known |= {key for key, value in entry.items() if value is not None}
         count += 1
     earlier = f"the {count - SHOWN} rounds before these are in the record\n" if count > SHOWN else ""
     caption = f"{earlier}bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
     titles = {of: title for of in WHOSE if (title := _title(of, known)) is not None} or {"": "accuracy"}
-    table = terminal.table("round", *titles.values(), *COLUMNS, right=True, caption=caption)
-    for number, qualities, cells in rows:
-        table.add_row(number, *(qualities[of] for of in titles), *cells)
+    ways = {way: title for way, title in MISSING.items() if any(row[3][way] for row in rows)}
+    table = terminal.table("round", *titles.values(), *COLUMNS, *ways.values(), right=True, caption=caption)
+    for number, qualities, cells, missing in rows:
+        table.add_row(number, *(qualities[of] for of in titles), *cells, *(missing[way] or "-" for way in ways))
     return table
 
 
@@ -63,7 +67,7 @@ def _cells(entry: Entry, bound: Bound) -> list[str]:
         format_seconds(entry["communication_seconds"]),
         format_bytes(entry["bytes_down"]),
         format_bytes(entry["bytes_up"]),
-        "".join([f"{entry['participants']}/{entry['expected']}", *(f", {words}" for words in missing_words(entry))]),
+        f"{entry['participants']}/{entry['expected']}",
         *_goodput(entry, bound),
     ]
 

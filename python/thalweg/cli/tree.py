@@ -10,6 +10,7 @@ import typer
 
 from thalweg.cli.plans import PlanCommand, plan_options
 from thalweg.ui.output import Json, output
+from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.job.tree.calibration import Calibration
@@ -180,7 +181,9 @@ def _head(head: Head) -> str:
 def _tree(tree: NodeTree) -> str:
     middle = " and a middle" if tree.middle else ""
     changes = f"start {tree.start}" + (f", end {tree.stop}" if tree.stop else "")
-    return f"node {tree.node}: {tree.clients} clients, {tree.leaves} workers{middle} ({changes})"
+    return (
+        f"node {tree.node}: {number_of(tree.clients, 'client')}, {number_of(tree.leaves, 'worker')}{middle} ({changes})"
+    )
 
 
 def _round(row: SimulatedRound) -> str:

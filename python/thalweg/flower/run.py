@@ -32,6 +32,7 @@ from thalweg.record.rows import party_row
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
+from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -192,7 +193,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         guarded = "encrypted" if trust.tls else "not encrypted" if trust.issuer else "open to this machine"
         progress.note(f"listening on {server.address} ({guarded})")
         host.load()
-        progress.note(f"waiting for {plan.job.clients} nodes")
+        progress.note(f"waiting for {number_of(plan.job.clients, 'node')}")
         host.wait(lambda: None)
         host.serve()
         host.grid.close()

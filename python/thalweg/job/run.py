@@ -36,6 +36,7 @@ from thalweg.plan import auto_transport, check_transport, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 from thalweg.transports.links import Trust
+from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.job.graph.result import GraphResult
@@ -91,7 +92,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         try:
             if nodes is not None:
                 nodes.start(server_trust, client_trust)
-            progress.note(f"starting {len(names)} clients")
+            progress.note(f"starting {number_of(len(names), 'client')}")
             fleet.start(names, _orders(host, network, broker.trusting(client_trust), names, in_process=in_process))
             spare = _spare(plan)
             host.wait(lambda: _look(fleet, network, spare), fleet.lost)

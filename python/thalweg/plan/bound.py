@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import wire
 from thalweg.transports import links, registry
+from thalweg.ui.phrases import exactly
+from thalweg.ui.units import format_rate
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -58,7 +60,8 @@ def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) 
         return _emulated(spec, plan, update_bytes)
     rate = plan.layers.throttle
     if rate is not None:
-        return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
+        source = f"each link is throttled to {exactly(format_rate(rate))} in each direction"
+        return Bound(source, link_bits_per_second=rate)
     if not links.is_local(url) or not registry.can(plan.scheme).remote:
         return Bound("not known for this transport or network")
     probe = loopback(update_bytes, plan.participants)

@@ -15,6 +15,8 @@ from thalweg.plan.systems import data_plane, has_leaves, has_middle, has_plans, 
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.trees.counters import Totals
+from thalweg.ui.phrases import number_of
+from thalweg.ui.units import format_seconds
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -208,13 +210,12 @@ class WorkReport:
     def sentence(self) -> str:
         """Return a line about the work of the workers."""
         counts, half = self.counters, self.counters.handover_us.p50
-        handed = "" if half is None else f", an update handed over in {half:.0f} us"
+        handed = "" if half is None else f", an update handed over in {format_seconds(half / 1e6)}"
         died = f", {counts.died} died" if counts.died else ""
         where = "one node" if counts.nodes_used == 1 else f"{counts.nodes_used} nodes"
         routes = {"kernel": " inside the kernel", "node": " over Unix sockets"}
         route = routes.get(counts.routes, "") if handed else ""
-        workers = "worker" if counts.workers == 1 else "workers"
-        return f"tree: {counts.workers} {workers} on {where}{died}{handed}{route}"
+        return f"tree: {number_of(counts.workers, 'worker')} on {where}{died}{handed}{route}"
 
 
 def followed(plan: Plan, totals: Totals) -> dict[str, object]:

@@ -19,6 +19,11 @@ def shortly(value: float) -> str:
     return f"{value:.4g}"
 
 
+def number_of(number: int, word: str) -> str:
+    """Return a number with its word, such as ``1 client`` or ``2 clients``."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def listed(names: Sequence[str]) -> str:
     """Return names as ``'a', 'b' and 3 more``; at most ``FEW`` are named."""
     few = ", ".join(map(repr, names[:FEW]))

@@ -98,14 +98,15 @@ def iteration_line(entry: Entry, rounds: int) -> str:
 
 def missing_words(entry: Entry) -> list[str]:
     """Return which fractions of a round's updates and models are missing, as texts such as ``10 % missing``."""
-    words_of_shares = []
-    for direction, words in (("up", "missing"), ("down", "of the model missing")):
-        ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
-        missing = sum(transfer.get("missing") or 0 for transfer in ways)
-        if missing:
-            share = missing / (missing + sum(transfer["bytes"] or 0 for transfer in ways))
-            words_of_shares.append(f"{100 * share:.2g} % {words}")
-    return words_of_shares
+    ways = (("up", "missing"), ("down", "of the model missing"))
+    return [f"{share} {words}" for direction, words in ways if (share := missing_share(entry, direction))]
+
+
+def missing_share(entry: Entry, direction: str) -> str:
+    """Return the fraction of a round's updates (``up``) or models (``down``) that is missing, or "" if none is."""
+    ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
+    missing = sum(transfer.get("missing") or 0 for transfer in ways)
+    return f"{100 * missing / (missing + sum(transfer['bytes'] or 0 for transfer in ways)):.2g} %" if missing else ""
 
 
 class LineProgress:

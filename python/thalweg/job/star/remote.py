@@ -22,6 +22,7 @@ from thalweg.record.rows import party_row
 from thalweg.sections.trees import TreeSection
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki, registry
+from thalweg.ui.phrases import number_of
 from thalweg.wire import Table
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         guarded = "encrypted" if trust.tls else "not encrypted" if trust.issuer else "open to this machine"
         progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
         if on_trees.has_nodes(plan) and plan.nodes is not None:
-            progress.note(f"waiting for {plan.nodes.count} nodes")
-        progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
+            progress.note(f"waiting for {number_of(plan.nodes.count, 'node')}")
+        progress.note(f"waiting for {number_of(plan.job.clients, 'client')}{_expected(plan)}")
         host.wait(lambda: None)
         roster = Roster(plan.job.clients, list(plan.hosts.clients or host.previous_clients()))
         host.serve(lambda: roster.update(host.connected()))

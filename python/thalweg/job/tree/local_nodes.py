@@ -11,6 +11,7 @@ from thalweg.errors import RecordError
 from thalweg.job.tree.engines import engine_of
 from thalweg.job.tree.order import NodeOrder
 from thalweg.transports.links import Trust
+from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.job.common.messages import Report
@@ -74,7 +75,7 @@ class TreeNodes:
         for why in placed.reasons:
             self._record.log(why)
         names = list(placed.clients)
-        self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
+        self._progress.note(f"starting {number_of(len(names), 'node')}")
         self._tree.log = str(self._record.log_path)
         self._tree.recovery.restart = lambda node: self._engine.restart(node.name)
         self._tree.recovery.is_over = lambda node: self._engine.is_over(node.name)

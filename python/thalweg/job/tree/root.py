@@ -36,6 +36,7 @@ from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.counters import NodeClients, Workers
 from thalweg.trees.merging import merged, workers
+from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -248,7 +249,7 @@ class Tree:
         # A middle node does not know how many clients the job has.
         if start_themselves and self._kind != "middle" and total != self._rounds.expected:
             raise RoundError(
-                f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
+                f"the nodes wait for {number_of(total, 'client')} in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
             )
         return True
@@ -288,7 +289,7 @@ class Tree:
         node.address, node.peers = received.head.address, received.head.peers or ""
         node.reached = received.head.reached or ""
         node.expected = received.head.expected
-        self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
+        self.note(f"{node.name} listens on {node.address} for {number_of(node.expected, 'client')}")
         return node.expected
 
     def is_connected(self, node: Node, seconds: float) -> bool:
