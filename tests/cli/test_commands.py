@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from thalweg import doctor
 from thalweg.cli import app
+from thalweg.cli.doctor import _show
 from thalweg.transports import forwarding
+from thalweg.ui import terminal
 
 HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
 COMMANDS = (
@@ -236,6 +241,29 @@ def test_doctor_says_by_which_ways_a_link_goes(monkeypatch: pytest.MonkeyPatch) 
         assert found["carriers"] == {"control": "udp", "chunks": "udp"}
         assert found["ways"]["tcp"]["passes"] is passes_tcp
         assert (found["raw_bytes_per_second"] is None) is not passes_tcp
+
+
+def test_doctor_fits_a_terminal_and_asks_for_no_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    carriers, way = doctor.Carriers("udp", "udp"), doctor.Way(True, 0.04, None)
+    path = doctor.Throughput("ltp://127.0.0.1:1", 2.5e6, 2e6, 0.041, carriers, doctor.Ways(way, way))
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(terminal, "console", lambda: console)
+    _show(doctor.report(path), peer=False)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search("what +here +seen +cost", text)
+    assert "`make " not in text
+    assert "make setup" not in text
+
+
+def test_doctor_of_a_peer_prints_the_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = doctor.Throughput("tcp://127.0.0.1:1", 2.5e6, 2e6, 0.041, None, None)
+    monkeypatch.setattr(doctor, "path_to", lambda *_: path)
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    assert invoke("doctor", "tcp://127.0.0.1:1")[1].splitlines() == [
+        "tcp://127.0.0.1:1: raw TCP 20.0 Mbit/s, thalweg 16.0 Mbit/s (80 %), control message there and back 41.0 ms"
+    ]
+    assert "checks" in document("doctor", "tcp://127.0.0.1:1")
 
 
 def test_pki(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_without_its_kernel_the_hint_is_make_guest(tmp_path: Path) -> None:
     error = json.loads(done.stdout)["error"]
     assert done.returncode != 0
     assert error["cause"].startswith("there is no guest kernel")
-    assert error["hint"] == "Run `make guest`"
+    assert error["hint"] == "Run `thalweg lab guest build`"
     assert not list(tmp_path.glob("runs/*"))
 
 

@@ -53,7 +53,8 @@ def command(
 ) -> None:
     """Print what this machine can do.
 
-    Also print what is missing, what each absence costs, and the throughput to a peer or over loopback.
+    Also print what is missing, what each absence costs, and the throughput over loopback. With a URL print the
+    throughput to that peer alone; --json then has all of it.
     """
     if transports:
         _transports(context, as_json=as_json)
@@ -71,7 +72,7 @@ def command(
         report = doctor.report(path, None if pki is None else Path(pki))
         emit(report)
     if not as_json:
-        _show(report)
+        _show(report, peer=url is not None)
 
 
 def _transports(context: typer.Context, *, as_json: bool) -> None:
@@ -106,14 +107,21 @@ def _note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, peer: bool) -> None:
+    """Print a report. Of a probe of a ``peer``, leave out what this machine can do."""
     from thalweg.ui import terminal
 
     console = terminal.console()
-    _show_machine(console, report)
-    _show_checks(console, report.checks)
+    if not peer:
+        _show_machine(console, report)
+        _show_checks(console, report.checks)
     _show_certificates(console, report.certificates)
     _show_path(console, report.path)
+
+
+def _print(console: Console, text: str) -> None:
+    """Print a line. A terminal gets it wrapped between words, a file or a pipe whole."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def _show_certificates(console: Console, certificates: Sequence[CertificateAge]) -> None:
@@ -134,23 +142,23 @@ def _show_machine(console: Console, report: Report) -> None:
 
     machine, tcp = report.machine, report.tcp
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version)
-    console.print(f"thalweg {report.thalweg.version}; {versions}", soft_wrap=True)
+    _print(console, f"thalweg {report.thalweg.version}; {versions}")
     memory = machine.memory_bytes
-    console.print(
+    _print(
+        console,
         f"{report.kernel}, {machine.cpu}, {machine.cores} cores, "
         f"{format_bytes(memory.get('available', 0))} of {format_bytes(memory.get('total', 0))} memory free",
-        soft_wrap=True,
     )
-    console.print(f"TCP congestion control {tcp.congestion} (has {', '.join(tcp.available)})", soft_wrap=True)
-    console.print(", ".join(f"{name} {value}" for name, value in tcp.buffers.items()), soft_wrap=True)
+    _print(console, f"TCP congestion control {tcp.congestion} (has {', '.join(tcp.available)})")
+    _print(console, ", ".join(f"{name} {value}" for name, value in tcp.buffers.items()))
     for advice in report.advice:
-        console.print(f"note: {advice}", soft_wrap=True)
+        _print(console, f"note: {advice}")
 
 
 def _show_checks(console: Console, checks: Sequence[Check]) -> None:
     from thalweg.ui import terminal
 
-    table = terminal.table("what", "here", "seen", "what its absence costs")
+    table = terminal.table("what", "here", "seen", "cost")
     for check in checks:
         cost = "" if check.available else check.cost
         table.add_row(check.name, "yes" if check.available else "no", check.detail, cost)
@@ -166,13 +174,13 @@ def _show_path(console: Console, path: Throughput) -> None:
     else:
         raw = 8 * path.raw_bytes_per_second
         rates = f"raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %)"
-    console.print(f"{path.target}: {rates}, control message there and back {trip}", soft_wrap=True)
+    _print(console, f"{path.target}: {rates}, control message there and back {trip}")
     if path.carriers is not None:
         control, chunks = path.carriers.control.upper(), path.carriers.chunks.upper()
-        console.print(f"this link's control messages go over {control}, its chunks over {chunks}", soft_wrap=True)
+        _print(console, f"this link's control messages go over {control}, its chunks over {chunks}")
     if path.ways is not None:
         ways = f"{_way('UDP', path.ways.udp)}; {_way('TCP', path.ways.tcp)}"
-        console.print(f"to that port: {ways}", soft_wrap=True)
+        _print(console, f"to that port: {ways}")
 
 
 def _way(name: str, way: Way) -> str:

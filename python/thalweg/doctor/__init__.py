@@ -346,7 +346,7 @@ def _routes() -> Check:
 
 
 def _baselines() -> Check:
-    cost = "no ways of papers to compare with, which experiments use; make setup BASELINES=1 builds the core with them"
+    cost = "no ways of papers to compare with, which experiments use; a core with them is built from the source"
     return Check("baselines", _core.BASELINES, f"{'in' if _core.BASELINES else 'not in'} this build", cost)
 
 

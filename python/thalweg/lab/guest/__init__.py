@@ -66,7 +66,7 @@ def kernel() -> Path:
     """Return the path of the guest kernel. Raises LabError if it has not been built."""
     path = kernel_path()
     if not path.is_file():
-        raise LabError("there is no guest kernel", "Run `make guest`")
+        raise LabError("there is no guest kernel", "Run `thalweg lab guest build`")
     return path
 
 
