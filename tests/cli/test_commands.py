@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from thalweg import doctor
+from thalweg import _core, doctor
 from thalweg.cli import app
 from thalweg.cli.doctor import _show
+from thalweg.errors import CoreError
 from thalweg.transports import forwarding
 from thalweg.ui import terminal
 
@@ -105,6 +106,10 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     ("arguments", "cause", "hint"),
     [
         (["run", "none.toml"], "cannot read the plan none.toml", "Give the path"),
+        (["client", "127.0.0.1:7070"], "neither a URL nor a plan", "Did you mean tcp://127.0.0.1:7070?"),
+        (["server", "--listen", "0.0.0.0:7183"], "unknown transport", "Did you mean tcp://0.0.0.0:7183?"),
+        (["run", "--compression", "topk:5"], "scheme in [compression] is 'topk:5'", "above 0 and at most 1"),
+        (["run", "--model", "payload:1M"], "no size", "B kB MB GB"),
         (["run", "--rounds", "0"], "the command line: rounds in [job] is 0", "Give rounds as at least 1"),
         (["run", "--model", "vgg55"], "unknown model 'vgg55'", "Did you mean 'vgg5'?"),
         (["run", "--transport", "tpc"], "unknown transport 'tpc'", "tcp"),
@@ -187,6 +192,24 @@ def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
     assert err.splitlines()[-1] == f"Error: `thalweg {old.split(maxsplit=1)[0]}` is now `{new}`."
 
 
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["server", "--model", "payload:1MiB"], "No such option: --model. It is model.name in the plan."),
+        (["client", "tcp://h:1", "--rounds", "3"], "No such option: --rounds. It is job.rounds in the server's plan."),
+    ],
+)
+def test_an_option_of_another_command_names_its_key(words: list[str], where: str) -> None:
+    code, _, err = invoke(*words)
+    assert (code, err.splitlines()[-1]) == (2, f"Error: {where}")
+    assert json.loads(invoke(*words, "--json")[1])["error"]["kind"] == "usage"
+
+
+def test_a_long_form_of_values_is_printed_once() -> None:
+    _, _, err = invoke("run", "--compression", "int7")
+    assert err.count("powersgd:R") == 1
+
+
 def test_doctor() -> None:
     printed = document("doctor", "--size", "1MiB")
     sections = {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path", "certificates"}
@@ -254,6 +277,16 @@ def test_doctor_fits_a_terminal_and_asks_for_no_checkout(monkeypatch: pytest.Mon
     assert re.search("what +here +seen +cost", text)
     assert "`make " not in text
     assert "make setup" not in text
+
+
+def test_doctor_of_a_peer_that_closes_the_link_asks_for_its_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closes(*_: object) -> str:
+        raise CoreError("tcp://127.0.0.1:1 has closed the link", None, "closed", "receive", True)
+
+    monkeypatch.setattr(_core, "probe_peer", closes)
+    code, _, err = invoke("doctor", "udp://127.0.0.1:1")
+    assert code == 1
+    assert "hint: Check that `thalweg doctor --serve udp://...` runs there, with the same transport" in err
 
 
 def test_doctor_of_a_peer_prints_the_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:

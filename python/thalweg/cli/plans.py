@@ -46,6 +46,19 @@ class PlanCommand(TyperCommand):
         """The command's name in the marks of keys, such as ``flower run``."""
         return f"{self.group} {self.name}".lstrip()
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. If an option is a key of a plan, but not of this command, the error names the key."""
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            path = None if option is None else _key_of(str(option), self.marked)
+            if path is None:
+                raise
+            whose = "the server's plan" if self.marked == "client" else "the plan"
+            ctx.fail(f"No such option: {option}. It is {path} in {whose}.")
+        return parsed
+
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
         arguments = [param for param in own if param.param_type_name == "argument"]
@@ -100,6 +113,16 @@ def _options(command: str) -> Iterator[tuple[Option, Key]]:
     from thalweg.sections.marks import keys
 
     return ((option, key) for key in keys(Plan) for option in key.options if command in option.of)
+
+
+def _key_of(option: str, command: str) -> str | None:
+    """Return the path of the key that ``option`` sets at other commands than ``command``; None if there is none."""
+    from thalweg.plan import Plan
+    from thalweg.sections.marks import keys
+
+    name = option.lstrip("-").replace("-", "_")
+    found = ((mark, key) for key in keys(Plan) for mark in key.options if _name(mark, key) == name)
+    return next((key.path for mark, key in found if command not in mark.of), None)
 
 
 @lru_cache

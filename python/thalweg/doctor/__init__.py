@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, extras, machine, wire
-from thalweg.errors import DataError, LabError, PlanError
+from thalweg.errors import CoreError, DataError, LabError, PlanError
 from thalweg.transports import pki
 
 if TYPE_CHECKING:
@@ -199,7 +199,17 @@ def path_loopback(size: int) -> Throughput:
 
 def path_to(url: str, options: ProbeOptions, size: int) -> Throughput:
     """Return the same throughputs to a peer that runs ``thalweg doctor --serve``. Raises CoreError."""
-    return _path(url, _core.probe_peer(url, wire.encode(options), size))
+    try:
+        measured = _core.probe_peer(url, wire.encode(options), size)
+    except CoreError as error:
+        if error.kind != "closed":
+            raise
+        # As it is if the peer serves another transport at that port.
+        hint = (
+            f"Check that `thalweg doctor --serve {url.partition('://')[0]}://...` runs there, with the same transport"
+        )
+        raise CoreError(error.cause, hint, error.kind, error.operation, error.retry) from error
+    return _path(url, measured)
 
 
 def _path(target: str, measured: str) -> Throughput:

@@ -23,6 +23,7 @@ from thalweg.job.common import core_shares
 from thalweg.job.common.broker import RunBroker, run_broker
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
+from thalweg.job.common.joining import joining
 from thalweg.job.common.session import Session, session
 from thalweg.job.star.remote import Membership, entrance
 from thalweg.machine import grace
@@ -227,9 +228,9 @@ def join(
         # Libraries such as PyTorch read this when the app imports them, which it does with its first message.
         os.environ.setdefault(core_shares.CHOSEN, str(threads or share.threads()))
         core = _core.TaskClient(url, name, wire.encode(options))
-        note(f"{name}: joining {url}")
         with farewell(core, "the node ends"):
-            core.join()
+            with joining(url, options, lambda text: note(f"{name}: {text}")):
+                core.join()
             apps = Apps(app_folder.load_client, folder=app_folder.path.resolve())
             done = Node(name, apps, config, note).serve(TaskClient.over(core, name))
     return NodeResult(name, url, done, machine.peak_rss_bytes())

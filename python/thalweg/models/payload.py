@@ -57,7 +57,7 @@ def parse(name: str, network_bytes: Callable[[str, Dtype], int | None]) -> Paylo
     if network is not None:
         return PayloadSpec({"payload": network}, dtype)
     multiple = ELEMENT_BYTES[dtype] if count is None else TENSOR_BYTES
-    hint = f"Give a positive multiple of {multiple} bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
+    hint = f"Give a positive multiple of {multiple} bytes, with a unit of B kB MB GB KiB MiB GiB, as payload:8MiB"
     hint += ", or a network" if count is None else ""
     try:
         each = parse_size(size)

@@ -66,7 +66,7 @@ def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
     name = plan.scheme
     if name not in by_name:
         near = get_close_matches(name, by_name, n=1)
-        guess = f"Did you mean {near[0]!r}? " if near else ""
+        guess = f"Did you mean {near[0]!r}? " if near else registry.meant(name)
         raise PlanError(f"unknown transport {name!r}", f"{guess}Known: {', '.join(by_name)}")
     entry = by_name[name]
     if not entry.available:

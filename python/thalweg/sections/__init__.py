@@ -33,11 +33,13 @@ CALIBRATE: Final = "tree calibrate"
 # The ways to compress with error feedback that send each value; and how all of them are named.
 DENSE: Final = ("int8", "int4", "int2")
 SCHEME_FORM: Final = (
-    "int8, int4, int2, topk:F with the share F of values that are sent, as topk:0.01, or powersgd:R with the rank R of "
-    "matrices from 1 to 64"
+    "int8, int4, int2, topk:F with the share F of values that are sent, above 0 and at most 1 as topk:0.01, or "
+    "powersgd:R with the rank R of matrices from 1 to 64"
 )
 # The same for the way down, which has no factors.
-DOWN_FORM: Final = "int8, int4, int2 or topk:F with the share F of values that are sent, as topk:0.01"
+DOWN_FORM: Final = (
+    "int8, int4, int2 or topk:F with the share F of values that are sent, above 0 and at most 1 as topk:0.01"
+)
 LARGEST_RANK: Final = 64
 
 

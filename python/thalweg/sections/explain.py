@@ -14,6 +14,8 @@ from thalweg.ui.units import UnexpectedValueError
 
 # A plan with more wrong keys than this is another kind of file.
 MOST_NAMED: Final = 20
+# A form of values that is longer is only in the hint.
+LONG: Final = 140
 # Kinds of pydantic's errors -> the expected value.
 _EXPECTED: Final = {
     "int_type": "a whole number",
@@ -41,7 +43,8 @@ def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> P
     # A finding about a missing key comes last: the key may be present under a wrong name.
     findings = sorted(by_key.values(), key=lambda finding: finding.is_missing)
     if len(findings) == 1:
-        return PlanError(f"{source}: {findings[0].cause}", f"{findings[0].guess}{findings[0].rest}")
+        (one,) = findings
+        return PlanError(f"{source}: {one.alone or one.cause}", f"{one.guess}{one.rest}")
     causes, more = [finding.short for finding in findings[:MOST_NAMED]], len(findings) - MOST_NAMED
     causes += [f"and {more} more"] if more > 0 else []
     return PlanError(f"{source}: {len(findings)} keys are wrong: {'; '.join(causes)}", "Correct each of them")
@@ -51,7 +54,7 @@ class Finding(NamedTuple):
     """The error of one key.
 
     ``where`` is its section as written in TOML. ``guess`` suggests what was meant, and may be empty; ``rest`` is the
-    other part of the hint.
+    other part of the hint. ``alone``, if not empty, replaces the cause where the hint says the same at length.
     """
 
     where: str
@@ -60,6 +63,7 @@ class Finding(NamedTuple):
     guess: str
     rest: str
     is_missing: bool = False
+    alone: str = ""
 
     @property
     def short(self) -> str:
@@ -79,7 +83,11 @@ def _explain(finding: ErrorDetails, model: type[BaseModel]) -> Finding:
     if finding["type"] == "missing":
         return Finding(where, key, f"{key}{where} is missing", "", f"Give {key}{about}", is_missing=True)
     expected = _expected(finding)
-    cause = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
+    found = f"{key}{where} is {_shown(finding['input'])}"
+    cause = f"{found}, not {expected}"
+    if len(expected) > LONG:
+        rest = f"Give {key} as {expected}"
+        return Finding(where, key, cause, "", rest, alone=f"{found}, which is no value for it")
     return Finding(where, key, cause, "", f"Give {key} as {expected}{about}")
 
 

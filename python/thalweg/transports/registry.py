@@ -13,6 +13,8 @@ from thalweg.errors import PlanError
 
 OptionValue: TypeAlias = bool | int | float | str
 _DECIMAL: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+# An address without a transport, as 127.0.0.1:7070 or [::1]:7070.
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,12 @@ def can(scheme: str) -> Capabilities:
         if entry.name == scheme:
             return entry.capabilities
     names = ", ".join(entry.name for entry in transports())
-    raise PlanError(f"unknown transport {scheme!r}", f"Known: {names}")
+    raise PlanError(f"unknown transport {scheme!r}", f"{meant(scheme)}Known: {names}")
+
+
+def meant(text: str) -> str:
+    """Return a question that proposes the URL if ``text`` is an address without a transport, else ""."""
+    return f"Did you mean tcp://{text}? " if _ADDRESS.fullmatch(text) else ""
 
 
 def lends(url: str) -> bool:

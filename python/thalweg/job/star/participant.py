@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from thalweg import _core, bounded_json, machine, training_progress
@@ -32,14 +33,19 @@ class Submission:
         return {"round": self.round, "samples": self.samples, "status": self.status}
 
 
-def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[Submission]:
+def take_part(
+    client: _core.Client, make: PartyMaker, note: Note, joining: AbstractContextManager[None] | None = None
+) -> list[Submission]:
     """Take part in every round until the job is done; return the submissions.
+
+    The client joins the server within ``joining``.
 
     A rejected update does not end the job: ``note`` gets the reason. Beside the party's metrics the client reports what
     its process used (``ClientUsage``). Raises CoreError if the server refuses the client or is gone for good,
     MetricsError for a value that is not a metric, and whatever training raises.
     """
-    client.join()
+    with joining or nullcontext():
+        client.join()
     party = None
     rounds: list[Submission] = []
     while (task := client.next()) is not None:

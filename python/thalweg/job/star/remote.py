@@ -12,6 +12,7 @@ from thalweg import _core, apps, machine, wire
 from thalweg.errors import PlanError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
+from thalweg.job.common.joining import joining
 from thalweg.job.common.parties import PartyBuilder
 from thalweg.job.star.host import Result, hosting
 from thalweg.job.star.participant import Submission, take_part
@@ -146,9 +147,9 @@ def join_job(
     with core_shares.CoreShare() as share:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, wire.encode(options), arena)
-        note(f"{name}: joining {url}")
+        made = core_shares.limited(maker, share, threads, note)
         with farewell(client, "the client ends"):
-            rounds = take_part(client, core_shares.limited(maker, share, threads, note), note)
+            rounds = take_part(client, made, note, joining(url, options, lambda text: note(f"{name}: {text}")))
     return MemberResult(name, url, rounds, machine.peak_rss_bytes())
 
 
@@ -173,6 +174,8 @@ def _plan(path: str) -> Plan:
     """Return the plan in a file. Raises PlanError if it does not say where the server is."""
     from thalweg.plan import Plan
 
+    if (guess := registry.meant(path)) and not Path(path).exists():
+        raise PlanError(f"{path} is neither a URL nor a plan", f"{guess}A URL names the transport")
     plan = Plan.load(Path(path))
     if plan.hosts.server is None:
         raise PlanError(f"{path} does not say where the server is", "Give hosts.server, or the URL of the server")
