@@ -86,13 +86,13 @@ class _Logged:
     shows_training = False
 
     def __init__(self) -> None:
-        self._total = 0
+        self._total: int | None = None
         self._on_graph = False
 
     def note(self, text: str) -> None:
         _log.info("%s", text)
 
-    def begin(self, number: int, rounds: int) -> None:
+    def begin(self, number: int, rounds: int | None) -> None:
         del number
         self._total = rounds
 

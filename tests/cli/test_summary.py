@@ -35,6 +35,10 @@ def test_a_round_in_one_line() -> None:
     )
 
 
+def test_a_round_of_an_unknown_number_of_rounds_has_no_total() -> None:
+    assert round_line(round_entry(2), None).startswith("round 2: accuracy")
+
+
 def test_an_update_with_holes_is_told_as_such() -> None:
     entry = round_entry(1)
     up = [transfer for transfer in entry["transfers"] if transfer["direction"] == "up"]

@@ -18,9 +18,11 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from tests.e2e.conftest import why_no_lab
 from tests.ports import free_ports
+from thalweg.cli.summary import show_flower
 from thalweg.errors import AppError, PlanError, RoundError
 from thalweg.flower.hosting import FlowerResult
 from thalweg.flower.run import plan_of, run
+from thalweg.job.star.attendance import sentences
 from thalweg.record import Record
 from thalweg.ui.progress import LineProgress
 
@@ -157,11 +159,15 @@ def test_the_same_seed_gives_the_same_bits_folded_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_client_that_raises_is_an_error_in_each_round(tmp_path: Path) -> None:
+def test_a_client_that_raises_is_an_error_in_each_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = ran("faulty", tmp_path, "fault='raises'")
     assert [(row["replies"], row["errors"]) for row in result.rows] == [(3, 1)] * 2
     raised = "<class 'ValueError'>:<'this client cannot train'> at faulty/client_app.py:22"
     assert states(result)["client-1"] == ("rejected", raised)
+    (line,) = sentences(result.absent, len(result.rows))
+    assert line == f"client-1 is in 0 of 2 means: {raised}"
+    show_flower(result)
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.e2e

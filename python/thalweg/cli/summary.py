@@ -164,6 +164,8 @@ def show_flower(result: FlowerResult) -> None:
         )
     console = terminal.console()
     console.print(table)
+    for line in sentences(result.absent, len(result.rows)):
+        console.print(line, soft_wrap=True)
     console.print(f"record: {result.record.path}", soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ from thalweg.job.common.tracking import tracking
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
-from thalweg.outcome.core import Participant
+from thalweg.outcome.core import Absence, Participant
 from thalweg.plan.bound import Bound
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record import RunRecord
@@ -53,6 +53,8 @@ class FlowerResult:
     peaks: Sequence[int | None] | None
     emulation: str = "none"
     emulation_reason: str | None = None
+    # The nodes whose replies did not count in each round in which they had to train.
+    absent: Sequence[Absence] = ()
 
     def table(self) -> Table:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
@@ -164,6 +166,7 @@ class Hosting:
             peaks=peaks,
             emulation="none" if network is None else network.emulation,
             emulation_reason=None if network is None else network.reason,
+            absent=self.attendance.absences(),
         )
 
     def process_ended(self, process: str, why: str) -> None:
@@ -218,14 +221,17 @@ class Hosting:
     def _begin(self, number: int) -> None:
         if self.rounds.loop is not None and not self.rounds.rows:
             self.record.note(strategy=type(self.rounds.loop.strategy).__name__)
-        self.progress.begin(number, self.rounds.expected or number)
+        self.progress.begin(number, self._total(number))
 
     def _keep(self, entry: Entry, row: Row) -> None:
-        last = max(self.rounds.expected or 0, row["round"])
         self.record.append(entry)
         self.attendance.add(wire.made(list[Participant], entry["clients"]))
-        self.record.log(round_line(entry, last))
+        self.record.log(round_line(entry, self._total(row["round"])))
         self.progress.end(entry)
+
+    def _total(self, number: int) -> int | None:
+        """Return how many rounds there will be, at least ``number``; None for an app with a loop of its own."""
+        return None if self.rounds.expected is None else max(self.rounds.expected, number)
 
 
 @contextmanager

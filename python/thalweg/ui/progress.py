@@ -41,8 +41,8 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Show a line."""
 
-    def begin(self, number: int, rounds: int) -> None:
-        """Begin a round."""
+    def begin(self, number: int, rounds: int | None) -> None:
+        """Begin a round. ``rounds`` is how many there will be, or None if that is not known."""
 
     def observe(self, state: str) -> None:
         """Show the state of the clients: JSON from the core, several times a second."""
@@ -62,8 +62,8 @@ def progress_on_stderr() -> Progress:
     return Bars() if sys.stderr.isatty() else LineProgress()
 
 
-def round_line(entry: Entry, rounds: int) -> str:
-    """Return one line about a round."""
+def round_line(entry: Entry, rounds: int | None) -> str:
+    """Return one line about a round. ``rounds`` is how many there will be, or None if that is not known."""
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not accuracy and entry["loss"] is not None:
         accuracy = f"loss {entry['loss']:.4g}, "
@@ -73,14 +73,18 @@ def round_line(entry: Entry, rounds: int) -> str:
         accuracy += f"clients' own loss {of_clients:.4g}, "
     whole = "".join(f", {words}" for words in missing_words(entry)) + ("" if entry["complete"] else ", incomplete")
     return (
-        f"round {entry['round']}/{rounds}: {accuracy}{format_seconds(entry['seconds'])} "
+        f"{_numbered('round', entry['round'], rounds)}: {accuracy}{format_seconds(entry['seconds'])} "
         f"(communication {format_seconds(entry['communication_seconds'])}), "
         f"{format_bytes(entry['bytes_down'])} down, {format_bytes(entry['bytes_up'])} up, "
         f"{entry['participants']} of {entry['expected']} clients{whole}"
     )
 
 
-def iteration_line(entry: Entry, rounds: int) -> str:
+def _numbered(word: str, number: int, total: int | None) -> str:
+    return f"{word} {number}" if total is None else f"{word} {number}/{total}"
+
+
+def iteration_line(entry: Entry, rounds: int | None) -> str:
     """Return one line about an iteration of all nodes of a graph, from the journal's entry."""
     nodes = list(entry["nodes"].values())
     quality = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
@@ -90,7 +94,7 @@ def iteration_line(entry: Entry, rounds: int) -> str:
     used = 100 * sum(node["chunks_used"] for node in nodes) / expected if expected else 100.0
     apart = "" if entry.get("disagreement") is None else f", disagreement {entry['disagreement']:.2g}"
     return (
-        f"iteration {entry['round']}/{rounds}: {quality}{format_seconds(entry['seconds'])} "
+        f"{_numbered('iteration', entry['round'], rounds)}: {quality}{format_seconds(entry['seconds'])} "
         f"(exchange {format_seconds(entry['communication_seconds'])}), {format_bytes(entry['bytes_up'])} sent, "
         f"{used:.3g} % of chunks, {entry['participants']} of {entry['expected']} nodes{apart}"
     )
@@ -115,7 +119,7 @@ class LineProgress:
     shows_training = False
 
     def __init__(self) -> None:
-        self._rounds = 0
+        self._rounds: int | None = None
 
     def note(self, text: str) -> None:
         # The job continues if the reader of standard error has closed the pipe.
@@ -123,7 +127,7 @@ class LineProgress:
             sys.stderr.write(f"{_core.plain_text(text, LONGEST)}\n")
             sys.stderr.flush()
 
-    def begin(self, number: int, rounds: int) -> None:
+    def begin(self, number: int, rounds: int | None) -> None:
         self._rounds = rounds
 
     def observe(self, state: str) -> None:
@@ -183,7 +187,8 @@ class Bars:
             console=console,
             transient=True,
         )
-        self._rounds = self._number = 0
+        self._rounds: int | None = None
+        self._number = 0
         self._round: TaskID | None = None
         # The fraction of its training that a client has done in a round, by the client's name.
         self._trained: dict[str, tuple[int, float]] = {}
@@ -192,11 +197,11 @@ class Bars:
     def note(self, text: str) -> None:
         self._bars.console.print(_core.plain_text(text, LONGEST), highlight=False, markup=False)
 
-    def begin(self, number: int, rounds: int) -> None:
+    def begin(self, number: int, rounds: int | None) -> None:
         self._rounds, self._number = rounds, number
         self._bars.start()
         self._clear()
-        self._round = self._bars.add_task(f"round {number}/{rounds}", total=1.0, phase="sending the model")
+        self._round = self._bars.add_task(_numbered("round", number, rounds), total=1.0, phase="sending the model")
 
     def observe(self, state: str) -> None:
         clients = wire.decode(_State, state).clients
