@@ -22,8 +22,8 @@ class TreeNodeOptions:
     """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
 
     The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
-    clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients. With ``nodes`` it is
-    a middle node: it waits for that many nodes instead.
+    clients the certificate ``cert``, whose private key is ``key``. It waits for ``clients`` clients. With ``nodes`` it
+    is a middle node: it waits for that many nodes instead.
     """
 
     listen: str
