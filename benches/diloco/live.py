@@ -38,6 +38,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "thalweg": ("thalweg", {}),
     "thalweg-f16": ("thalweg", {"compress": "f16"}),
     "thalweg-int8": ("thalweg", {"compress": "int8"}),
+    "thalweg-int8-28": ("thalweg", {"compress": "int8", "every": 28, "overlap": 3}),
     "thalweg-whole": ("thalweg", {"fragments": 1, "overlap": 0}),
     "thalweg-each-step": ("thalweg", {"every": 1, "fragments": 1, "overlap": 0}),
     "gloo": ("gloo", {"fragments": 1, "overlap": 0}),
