@@ -84,12 +84,10 @@ def draw(curves: dict[str, dict[str, Any]], all_runs: list[dict[str, Any]]) -> N
         found = [one for one in all_runs if one["way"] == way and "failed" not in one]
         found = [one for one in found if one["settings"]["kill"] == "none"]
         if found and way != "alone":
-            point = median(found, "bytes_a_step") / 1e6, median(found, "computing")
-            right.scatter(*point)
-            right.annotate(name, point, textcoords="offset points", xytext=(5, 4), fontsize=7)
+            right.scatter(median(found, "bytes_a_step") / 1e6, median(found, "computing"), label=name)
     right.set(xscale="log", xlabel="MB that a peer sends in a step", ylabel="share of time computing", ylim=(0, 1.05))
     right.set_title("50 Mbit/s, 80 ms, four peers")
-    right.margins(x=0.5)
+    right.legend(fontsize=7, loc="lower left")
     figure.savefig(RESULTS / "diloco.png", dpi=110)
 
 
