@@ -13,7 +13,7 @@ use crate::slots::Slots;
 use crate::window::{Flight, Permit, Sent, Window};
 use crate::Time;
 
-/// The link ends when this many pairs are lost in a row, and in between no grant is taken and no piece arrives.
+/// The link ends when this many pairs are lost in a row and no chunk is taken in between.
 const LOSSES: u32 = 3;
 
 /// Settings of a mover.
@@ -27,8 +27,6 @@ pub struct Config {
     pub pieces: usize,
     /// Number of slots for commit records; 0 if nothing is committed.
     pub slots: usize,
-    /// Most bytes that the device moves by one work request. A longer piece takes several.
-    pub longest: u64,
 }
 
 /// Memory of the peer for one chunk.
@@ -158,11 +156,6 @@ impl Mover {
         self.window.under_way()
     }
 
-    /// Whether all pieces of a grant are posted or have arrived.
-    pub fn is_posted(&self, number: u64) -> bool {
-        self.runs.get(&number).is_some_and(|run| run.todo.is_empty())
-    }
-
     /// Work requests in flight for a grant.
     pub fn flying(&self, number: u64) -> usize {
         self.runs.get(&number).map_or(0, |run| run.flying)
@@ -243,8 +236,7 @@ impl Mover {
             return;
         }
         match (task, outcome) {
-            // The piece is not moved again, so this is progress.
-            (Task::Move(_), Outcome::Done) => self.losses = 0,
+            (Task::Move(_), Outcome::Done) => {}
             (Task::Move(range), Outcome::Lost) => run.todo.push_front(range),
             (Task::Commit(_), Outcome::Done) => run.commit = Commit::Done,
             (Task::Commit(_), Outcome::Lost) => {
@@ -296,14 +288,13 @@ impl Mover {
     /// Length of the longest piece now, in bytes. If few pieces may be in flight, they must be long enough to
     /// fill the window.
     fn longest(&self) -> u64 {
-        let longest = match self.config.cut {
+        match self.config.cut {
             Cut::Adaptive => {
                 let share = self.window.bytes() / self.config.pieces.max(1) as u64;
                 self.window.size.bytes().max(share.min(MOST_PIECE))
             }
             Cut::Fixed { .. } | Cut::Forward { .. } | Cut::Whole => u64::MAX,
-        };
-        longest.min(self.config.longest).max(1)
+        }
     }
 
     /// The next work request; `None` if there is none now.

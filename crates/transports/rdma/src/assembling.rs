@@ -13,10 +13,9 @@ use std::task::Context;
 use thalweg_arena::Claim;
 use thalweg_transport::Result;
 use thalweg_verbs::{Device, Done, Endpoint, Pair};
-use thalweg_wire::{checksum, Range, Ranges};
+use thalweg_wire::{checksum, FrameHeader, Range, Ranges};
 
 use crate::arrivals::Arrivals;
-use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
 use crate::offers::corrupt;
 use crate::outbox::Outbox;
@@ -29,11 +28,9 @@ use crate::GRANTS;
 /// Maximum number of missing ranges of a chunk that one answer lists.
 const MOST_MISSING: usize = 64;
 
-/// A part that is being assembled.
+/// A chunk that is being assembled.
 struct Run {
-    part: Part,
-    /// The part's checksum, once the sender has said it.
-    sum: Option<u32>,
+    header: FrameHeader,
     landing: Landing,
     bytes: Claim,
     there: Ranges,
@@ -61,10 +58,10 @@ impl Assembling {
     }
 
     fn handle_withdraw(&mut self, number: u64) -> Result<()> {
-        self.arrivals.withdraw(number)?;
+        self.arrivals.offers.withdraw(number)?;
         if let Some(run) = self.runs.remove(&number) {
             drop(run.bytes);
-            self.arrivals.stock.done(run.part.bytes, run.landing);
+            self.arrivals.stock.done(run.header.length() as u64, run.landing);
         }
         Ok(())
     }
@@ -100,8 +97,8 @@ impl Assembling {
         }
         let Some(Piece { number, range, checksum: sum }) = Piece::decode(&header) else { return };
         let Some(run) = self.runs.get_mut(&number) else { return };
-        let all = Range::new(0, run.part.bytes);
-        // Drop the piece if it lies outside its part, or if it overlaps bytes that were copied out with a
+        let all = Range::new(0, run.header.length() as u64);
+        // Drop the piece if it lies outside its chunk, or if it overlaps bytes that were copied out with a
         // correct checksum.
         if range.end > all.end || run.there.within(range).next().is_some() {
             return;
@@ -111,22 +108,10 @@ impl Assembling {
             return;
         }
         run.there.insert(range);
-        self.end(number);
-    }
-
-    /// Queues a part for delivery once all of it and its checksum are there.
-    fn end(&mut self, number: u64) {
-        let all = |run: &Run| run.sum.filter(|_| run.there.covers(Range::new(0, run.part.bytes)));
-        let Some(sum) = self.runs.get(&number).and_then(all) else { return };
-        if let Some(Run { part, landing, bytes, .. }) = self.runs.remove(&number) {
-            self.arrivals.push(Came { number, part, sum, bytes: vec![bytes], landing, copies: 1 });
-        }
-    }
-
-    fn handle_sum(&mut self, number: u64, sum: u32) {
-        if let Some(run) = self.runs.get_mut(&number) {
-            run.sum = Some(sum);
-            self.end(number);
+        if run.there.covers(all) {
+            if let Some(Run { header, landing, bytes, .. }) = self.runs.remove(&number) {
+                self.arrivals.push(Came { number, header, bytes, landing, copies: 1 });
+            }
         }
     }
 
@@ -134,7 +119,7 @@ impl Assembling {
     fn answer(&mut self, outbox: &Outbox) {
         for number in std::mem::take(&mut self.asked) {
             let Some(run) = self.runs.get(&number) else { continue };
-            let all = Range::new(0, run.part.bytes);
+            let all = Range::new(0, run.header.length() as u64);
             for range in run.there.missing_in(all).into_iter().take(MOST_MISSING) {
                 outbox.say(&Word::Missing { number, range });
             }
@@ -145,9 +130,7 @@ impl Assembling {
 impl Receives for Assembling {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
-            Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
-            Word::Sum { number, sum } => self.handle_sum(number, sum),
+            Word::Offer { number, header } => self.arrivals.offered(number, header, self.runs.len())?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             // `poll` answers this message, and only `receive` calls `poll`. While nobody receives, further
@@ -181,12 +164,13 @@ impl Receives for Assembling {
     fn grant_memory(
         &mut self,
         number: u64,
-        part: Part,
-        places: Vec<Option<Claim>>,
+        header: FrameHeader,
+        place: Option<Claim>,
         outbox: &Outbox,
     ) -> Result<()> {
-        let (bytes, landing) = self.arrivals.stock.keep(part.bytes, places)?;
-        self.runs.insert(number, Run { part, sum: None, landing, bytes, there: Ranges::new() });
+        let length = header.length() as u64;
+        let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
+        self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });
         // While a lost pair is being replaced, `handle` sends the grant once the slot is open again.
         if let Some(to) = self.joined.first() {
             outbox.say(&Word::Grant { number, to });

@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_transport::{ChunkRef, Error, ErrorKind, Result};
+use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
+use thalweg_wire::FrameHeader;
 
-use crate::extent::{checksum_of_chunks, Extent};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
-use crate::sides::{Offered, Sends};
+use crate::sides::Sends;
 use crate::tracker::Tracker;
 use crate::words::Word;
 use crate::{GRANTS, NOTES};
@@ -49,11 +49,8 @@ enum Fate {
 
 /// A chunk that was offered: it is lent, or will be lent.
 struct Entry {
-    /// The extent that the part belongs to, and the number of that extent's first part.
-    extent: (u64, Extent),
-    length: u64,
+    header: FrameHeader,
     bytes: Bytes,
-    chunks: Vec<ChunkRef>,
     /// The pool arena with a copy of the bytes, if the bytes were in no registered arena.
     staged: Option<Arena>,
     tracker: Arc<Tracker>,
@@ -73,10 +70,6 @@ pub(crate) struct Lending {
     entries: BTreeMap<u64, Entry>,
     lent: u64,
     next: u64,
-    /// The extent that is being offered, and the number of its first part.
-    extent: Option<(u64, Extent)>,
-    /// The first number of the extent of which the peer was notified last.
-    said: Option<u64>,
     sent: Arc<AtomicU64>,
     waker: Option<Waker>,
 }
@@ -97,19 +90,7 @@ impl Lending {
         sent: Arc<AtomicU64>,
     ) -> Self {
         let (entries, pair) = (BTreeMap::new(), Some(pair));
-        Self {
-            device,
-            pool,
-            pair,
-            epoch: 0,
-            entries,
-            lent: 0,
-            next: 0,
-            extent: None,
-            said: None,
-            sent,
-            waker: None,
-        }
+        Self { device, pool, pair, epoch: 0, entries, lent: 0, next: 0, sent, waker: None }
     }
 
     fn wake(&mut self) {
@@ -140,7 +121,7 @@ impl Lending {
 
     fn remove(&mut self, number: u64) {
         let Some(entry) = self.entries.remove(&number) else { return };
-        self.lent -= entry.length;
+        self.lent -= entry.header.length() as u64;
         drop(entry.bytes);
         if let Some(staged) = entry.staged {
             self.pool.give(staged);
@@ -158,12 +139,7 @@ impl Lending {
                 }
                 if entry.fate == Fate::Wanted {
                     entry.said = true;
-                    let (first, extent) = entry.extent;
-                    if self.said.replace(first) != Some(first) {
-                        outbox.say(&Word::Offer { number: first, extent });
-                    }
-                    let sum = checksum_of_chunks(&entry.chunks, &entry.bytes);
-                    outbox.say(&Word::Lent { number, sum, from });
+                    outbox.say(&Word::Lent { number, header: entry.header, from });
                 }
             }
             Done::Closed(number, _) => self.remove(number),
@@ -183,7 +159,7 @@ impl Lending {
         }
         if let Some(entry) = self.entries.get_mut(&number) {
             if entry.fate == Fate::Wanted {
-                let length = entry.length;
+                let length = entry.header.length() as u64;
                 self.sent.fetch_add(length, Ordering::Relaxed);
                 entry.tracker.handed_over(length);
                 entry.tracker.written();
@@ -232,20 +208,18 @@ impl Sends for Lending {
 
     fn offer(
         &mut self,
-        extent: Option<Extent>,
-        Offered { bytes, staged, chunks }: Offered,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
         tracker: &Arc<Tracker>,
         _: &Outbox,
     ) -> Result<()> {
-        let (number, length, tracker) = (self.next, bytes.len() as u64, tracker.clone());
-        self.extent = extent.map(|extent| (number, extent)).or(self.extent);
-        let extent = self.extent.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a part of no extent"))?;
+        let (number, tracker) = (self.next, tracker.clone());
         self.next += 1;
-        self.lent += length;
+        self.lent += header.length() as u64;
         tracker.began(number);
-        let (state, fate, said) = (State::Opening, Fate::Wanted, false);
-        let entry = Entry { extent, length, bytes, chunks, staged, tracker, state, fate, said };
-        self.entries.insert(number, entry);
+        let (state, fate) = (State::Opening, Fate::Wanted);
+        self.entries.insert(number, Entry { header, bytes, staged, tracker, state, fate, said: false });
         self.lend(number)?;
         self.wake();
         Ok(())

@@ -1,4 +1,4 @@
-//! The sending side of a link that writes: the offered parts, and the pair over which they are written.
+//! The sending side of a link that writes: the offered chunks, and the pair over which they are written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +7,17 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
+use thalweg_arena::Arena;
 use thalweg_rdma_proto::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
-use thalweg_wire::{Range, MAX_CHUNK};
+use thalweg_wire::{FrameHeader, Range, MAX_CHUNK};
 
 use crate::entry::{Entry, Records, State};
-use crate::extent::Extent;
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::Style;
-use crate::sides::{Offered, Sends};
+use crate::sides::Sends;
 use crate::tracker::Tracker;
 use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
@@ -235,7 +235,7 @@ impl Outgoing {
         Ok(())
     }
 
-    fn post(&mut self, now: Time, outbox: &Outbox) -> Result<()> {
+    fn post(&mut self, now: Time) -> Result<()> {
         while let Some(ring) = self.ring.filter(|_| !self.stopped) {
             let Some(Job { piece, grant, task }) = self.mover.poll_work(now) else { break };
             let (work, bytes) = match task {
@@ -246,13 +246,8 @@ impl Outgoing {
             pair.post(piece, work).map_err(|error| refused(&error))?;
             self.posted.insert(piece, grant.number);
             self.sent.fetch_add(bytes, Ordering::Relaxed);
-            let Some(entry) = self.entries.get(&grant.number) else { continue };
-            if let Some(tracker) = &entry.tracker {
+            if let Some(tracker) = self.entries.get(&grant.number).and_then(|entry| entry.tracker.as_ref()) {
                 tracker.handed_over(bytes);
-            }
-            // The checksum need not wait for the last piece's completion.
-            if self.style == Style::Slot && self.mover.is_posted(grant.number) {
-                outbox.say(&Word::Sum { number: grant.number, sum: entry.sum() });
             }
         }
         Ok(())
@@ -285,8 +280,7 @@ impl Outgoing {
     }
 
     fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
-        let sum = self.entries.get(&grant.number).map_or(0, Entry::sum);
-        let bytes = self.records.write(&record(grant.number, sum))?;
+        let bytes = self.records.write(&record(grant.number))?;
         let at = u64::from(slot) * RECORD as u64;
         let to = Remote { address: ring.address.wrapping_add(at), key: ring.key };
         Ok(Work::Note { bytes: vec![bytes], to, note: slot })
@@ -311,8 +305,9 @@ impl Sends for Outgoing {
 
     fn offer(
         &mut self,
-        extent: Option<Extent>,
-        Offered { bytes, staged, chunks }: Offered,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
         tracker: &Arc<Tracker>,
         outbox: &Outbox,
     ) -> Result<()> {
@@ -320,12 +315,9 @@ impl Sends for Outgoing {
         self.next += 1;
         self.offered += length;
         tracker.began(number);
-        let (state, tracker) = (State::Offered, Some(tracker.clone()));
-        self.entries.insert(number, Entry { state, length, bytes, chunks, staged, tracker });
-        match extent {
-            Some(extent) => outbox.say(&Word::Offer { number, extent }),
-            None => outbox.say(&Word::Ready { number }),
-        }
+        let tracker = Some(tracker.clone());
+        self.entries.insert(number, Entry { state: State::Offered, length, bytes, staged, tracker });
+        outbox.say(&Word::Offer { number, header });
         Ok(())
     }
 
@@ -371,7 +363,7 @@ impl Sends for Outgoing {
         // Use one value of `now` for both calls. Otherwise a piece could be too early for `post`, and due by
         // the time of `poll_timeout`; it would get no timer.
         let now = self.now();
-        self.post(now, outbox)?;
+        self.post(now)?;
         let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
         Ok(next.map(|at| self.started + at))
     }
