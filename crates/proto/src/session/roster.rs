@@ -547,12 +547,13 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         }
     }
 
-    /// Records why a peer is refused that has given its name, and reports each name and reason once. A peer that may
-    /// try again at once is not reported.
+    /// Records why a peer is refused that has given a proper name, and reports each name and reason once. A peer that
+    /// may try again at once is not reported.
     pub(crate) fn record_refusal(&mut self, link: LinkId, code: Refusal, reason: &str) {
         let served =
             self.links.get(&link).filter(|served| served.member.is_none() && served.mismatch.is_none());
-        let Some(name) = served.and_then(|served| served.name.as_deref()) else { return };
+        let name = served.and_then(|served| served.name.as_deref()).filter(|name| check_name(name).is_ok());
+        let Some(name) = name else { return };
         if code.may_retry() || self.config.purpose == Purpose::Graph {
             return; // A node of a graph reports this itself.
         }
