@@ -66,7 +66,7 @@ class Levels:
         return listen
 
     def kill(self, name: str) -> None:
-        """Kill a node. Nobody is told."""
+        """Kill a node's process. The test tells no other party."""
         self.processes[name].kill()
         self.processes[name].wait()
 

@@ -106,7 +106,7 @@ def _of_tree(
     if parent is None or (clients is None and nodes is None) or "://" not in listen:
         raise PlanError(
             "a node of a tree needs to know where it listens, its parent, and how many clients or nodes it has",
-            "Give URL --parent URL --clients NUMBER",
+            "Give URL --parent URL --clients NUMBER, or --nodes NUMBER instead of --clients",
         )
     checked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
     chosen = TreeNodeOptions(listen, parent, clients, nodes, metrics=checked.record.metrics, **options)

@@ -304,7 +304,7 @@ fn the_log_says_who_was_refused_and_why() {
     assert_eq!(
         server.party.machine.departed().count(),
         0,
-        "whoever has proved no name is no client that left"
+        "a peer that was refused is not among the clients that left"
     );
     let actions = server.join(500, Hello { version: 1, ..hello("\x1b[2J", 1) });
     assert!(refused_clients(&actions).is_empty());
