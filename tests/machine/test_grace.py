@@ -259,6 +259,31 @@ def test_a_second_interruption_ends_an_import(tmp_path: Path) -> None:
     assert said.stdout.split() == ["ended"]
 
 
+STARTING = """
+import signal, subprocess
+from thalweg.machine import grace
+grace.remember_interrupts()
+execute = subprocess.Popen._execute_child
+def interrupted(*arguments):
+    execute(*arguments)
+    signal.raise_signal(signal.SIGINT)
+subprocess.Popen._execute_child = interrupted
+program = None
+try:
+    program = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    while True:
+        pass
+except KeyboardInterrupt:
+    program.communicate()
+    print(program.returncode)
+"""
+
+
+def test_an_interruption_waits_until_a_program_is_started_so_that_it_can_be_ended() -> None:
+    said = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == ["0"]
+
+
 FIRST = """
 import signal, sys
 from thalweg.machine import grace

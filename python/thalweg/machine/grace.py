@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import termios
 import time
@@ -25,7 +26,7 @@ HURRIED_SECONDS: Final = 0.4
 # The signals that end a command.
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# A signal waits for an import to end: seconds between two checks, and the maximum seconds in all.
+# A signal waits for an import or the start of a program to end: seconds between two checks, and the maximum in all.
 LOOK_SECONDS: Final = 0.02
 IMPORT_SECONDS: Final = 5.0
 IMPORTERS: Final = "<frozen importlib"
@@ -35,14 +36,15 @@ _interrupts: list[tuple[int, float]] = []
 
 
 def remember_interrupts() -> None:
-    """From now on remember the signals of ``ENDING``, and raise KeyboardInterrupt between imports.
+    """From now on remember the signals of ``ENDING``, and raise KeyboardInterrupt, but not in an import or a Popen.
 
     Call it in the main thread. A signal that this process was started to ignore, as by ``nohup``, stays ignored. Only
     Ctrl-C counts more than once: service managers and shells repeat the others while a command is ending.
 
     Some libraries catch every exception while they are imported, NumPy and PyTorch among them, and may not work
-    afterwards. So a signal during an import is raised when the import has ended, after five seconds, or with a Ctrl-C
-    after it, whichever comes first. The wait uses the process's timer ``ITIMER_REAL``.
+    afterwards. And a program whose ``Popen`` is cut short runs on, as nobody has a handle to end it. So a signal
+    during an import or the start of a program is raised when that has ended, after five seconds, or with a Ctrl-C after
+    it, whichever comes first. The wait uses the process's timer ``ITIMER_REAL``.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -51,17 +53,17 @@ def remember_interrupts() -> None:
         if _interrupts and number != signal.SIGINT:
             return
         _interrupts.append((number, time.monotonic()))
-        raise_between_imports(0, frame)
+        raise_when_safe(0, frame)
 
-    def raise_between_imports(_number: int, frame: FrameType | None) -> None:
+    def raise_when_safe(_number: int, frame: FrameType | None) -> None:
         waited = time.monotonic() - _interrupts[0][1]
-        if is_importing(frame) and len(_interrupts) == 1 and waited < IMPORT_SECONDS:
+        if (is_importing(frame) or is_starting(frame)) and len(_interrupts) == 1 and waited < IMPORT_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
             return
         signal.setitimer(signal.ITIMER_REAL, 0)  # SIGALRM kills a process that is ending: Python has reset its handler
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, raise_between_imports)
+    signal.signal(signal.SIGALRM, raise_when_safe)
     for number in ENDING:
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(number, handle)
@@ -115,6 +117,16 @@ def is_importing(frame: FrameType | None) -> bool:
     """Return whether ``frame`` runs for an ``import`` statement of some caller."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(IMPORTERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_starting(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` runs for a ``subprocess.Popen`` that is being made."""
+    code = subprocess.Popen.__init__.__code__
+    while frame is not None:
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False
