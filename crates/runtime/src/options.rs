@@ -250,7 +250,7 @@ pub struct ServerOptions {
     pub deadline: Option<f64>,
     /// Seconds that a client may take to come back after its link was lost.
     pub grace: f64,
-    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else a 64th of an update, 16 KiB
+    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else a 64th of an update, 64 KiB
     /// to 256 KiB.
     pub chunk: Option<u32>,
     /// Order in which clients get the global model.
@@ -322,8 +322,8 @@ impl Default for ServerOptions {
 
 /// Default payload bytes of a chunk: a chunk and its part of the accumulator fit into the second-level cache.
 pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
-/// Smallest default chunk of a small update.
-const LEAST_CHUNK: u32 = 16 << 10;
+/// Smallest default chunk of a small update. With smaller ones, the work for each chunk shows in rounds over fast paths.
+const LEAST_CHUNK: u32 = 64 << 10;
 /// A link that breaks loses the chunk that is on its way, so this share of an update: 1 / 64.
 const CHUNKS_OF_AN_UPDATE: u64 = 64;
 const LEAST_STAGING: u64 = 64 << 20;

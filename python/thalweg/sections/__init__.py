@@ -423,7 +423,7 @@ class TransportSection(Section):
     chunk: Annotated[Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None, Core()] = Field(
         None,
         description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
-        "a 64th of an update from 16KiB to 256KiB",
+        "a 64th of an update from 64KiB to 256KiB",
     )
     options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Core("transport.own", client=True)] = Field(
         None, description="table of what only this transport can be told; `thalweg doctor --transports` lists it"

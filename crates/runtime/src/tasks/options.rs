@@ -30,7 +30,7 @@ pub struct TaskServerOptions {
     /// Number of the job.
     pub job: u64,
     /// Maximum number of payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB. Where
-    /// the transport prefers no size, a chunk of a smaller task or result is a 64th of it, 16 KiB or more.
+    /// the transport prefers no size, a chunk of a smaller task or result is a 64th of it, 64 KiB or more.
     pub chunk: Option<u32>,
     /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
