@@ -28,7 +28,7 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.parties import CLIENTS, SERVER, algorithm_table, evaluators
 from thalweg.job.star import compression as compression_of
 from thalweg.job.star.attendance import Attendance
-from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.machine.waiting import OUTAGE_SECONDS, WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
@@ -82,6 +82,7 @@ class Server:
         goal: int | None = None,
         deadline: float | None = None,
         grace: float = 10.0,
+        outage: float = OUTAGE_SECONDS,
         stale: int | None = None,
         partial: str = "discard",
         deterministic: bool = False,
@@ -98,9 +99,10 @@ class Server:
 
         Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
         when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. With
-        ``goal`` it ends as soon as that many have. A client whose link broke has ``grace`` seconds to come back. An
-        update that comes up to ``stale`` rounds late counts in the next mean, with less weight; by default it does not
-        count. ``pki`` is a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says
+        ``goal`` it ends as soon as that many have. A client whose link broke has ``grace`` seconds to come back, and
+        ``outage`` seconds while the round has too few updates without it. An update that comes up to ``stale`` rounds
+        late counts in the next mean, with less weight; by default it does not count. ``pki`` is a folder made by
+        ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says
         what becomes of an update of which only a part arrived: it is dropped (``discard``), or what came of it counts
         (``keep``).
         With ``deterministic`` the mean has the same bits in any order of arrival. ``compression`` is the plan's
@@ -124,7 +126,7 @@ class Server:
         if tracked and record is None and resume is None:
             raise PlanError("trackers read the record of a job, and this one has none", "Give record, a folder")
         job: dict[str, float | str | None] = {"clients": clients, "choose": choose, "enough": enough, "goal": goal}
-        job |= {"deadline": deadline, "grace": grace, "evaluate": evaluate}
+        job |= {"deadline": deadline, "grace": grace, "outage": outage, "evaluate": evaluate}
         aggregation = {"partial": partial, "deterministic": deterministic, "stale": stale}
         compressed = {"scheme": compression, "down": compression_down}
         table = {
@@ -380,6 +382,7 @@ class Client:
         data: Any = None,
         token_file: Path | str | None = None,
         timeout: float = 30.0,
+        outage: float = OUTAGE_SECONDS,
         tensors: str | Sequence[str] | None = None,
         compression: str | None = None,
         compression_down: str | None = None,
@@ -387,18 +390,24 @@ class Client:
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        No two clients of a job have the same ``name``. Without ``data`` the data comes from the app's ``client_data()``
-        or ``train_data()``. ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors
-        travel, and must agree with the server's. So must ``compression`` and ``compression_down``. The file
-        ``residual`` then keeps what compression has left out, so that a client that starts anew goes on with it. Raises
-        LinkError, PlanError, ModelError.
+        After its link was lost it tries for ``outage`` seconds, if that is longer. No two clients of a job have the
+        same ``name``. Without ``data`` the data comes from the app's ``client_data()`` or ``train_data()``.
+        ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors travel, and must agree
+        with the server's. So must ``compression`` and ``compression_down``. The file ``residual`` then keeps what
+        compression has left out, so that a client that starts anew goes on with it. Raises LinkError, PlanError,
+        ModelError.
         """
         from thalweg.plan import options as options_of
         from thalweg.transports import links, pki, registry
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        options: dict[str, object] = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
+        options: dict[str, object] = {
+            "transport": {"tls": trust.tls},
+            "token": trust.token,
+            "timeout": timeout,
+            "outage": outage,
+        }
         options |= {"layers": options_of.compressing(compression, compression_down)}
         options |= {} if residual is None else {"residual": str(residual)}
         self.app, self.name, self.data = app, name, data

@@ -20,6 +20,7 @@ from thalweg import _core, bounded_json, wire
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError, leaving
+from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.outcome import Transfer
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
@@ -390,9 +391,12 @@ class TaskClient:
         name: str,
         token_file: Path | str | None = None,
         timeout: float = 30.0,
+        outage: float = OUTAGE_SECONDS,
         compression: str | None = None,
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
+
+        After its link was lost it tries for ``outage`` seconds, if that is longer.
 
         No two members of a server have the same ``name``. ``token_file`` is a file made by ``thalweg pki issue NAME
         --role task-member``. ``compression`` is that of the server. Raises LinkError, PlanError.
@@ -407,6 +411,7 @@ class TaskClient:
             "transport": {"tls": trust.tls},
             "token": trust.token,
             "timeout": timeout,
+            "outage": outage,
             "layers": compressing(compression),
         }
         #: How values that ``ErrorFeedback`` has rounded are sent; None if all are sent as they are.

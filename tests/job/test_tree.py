@@ -19,8 +19,10 @@ import pytest
 from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.common.session import session
+from thalweg.job.tree import root
 from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.local_nodes import Orders
+from thalweg.job.tree.messages import Open
 from thalweg.job.tree.root import Tree
 from thalweg.job.tree.rounds import Done, RoundPlan, RunningRound
 from thalweg.plan import Plan
@@ -317,6 +319,21 @@ def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
         with pytest.raises(RoundError, match=r"has 4 updates, and needs 5 \(node-2: its node node-2 is gone"):
             made.round(1)
         assert made.bits() == bits
+
+
+@pytest.mark.parametrize(("enough", "grace"), [(5, 30.0), (4, 0.5)])
+def test_nodes_wait_through_an_outage_if_the_job_needs_all_clients(
+    monkeypatch: pytest.MonkeyPatch, enough: int, grace: float
+) -> None:
+    asked: list[CoreOptions] = []
+
+    def opening(options: CoreOptions, *rest: Any) -> Open:
+        asked.append(options)
+        return Open(options, *rest)
+
+    monkeypatch.setattr(root, "Open", opening)
+    with job("dedicated", enough=enough, expected=len(CLIENTS), outage=30.0):
+        assert [(options["grace"], options["outage"]) for options in asked] == [(grace, 0.0)] * len(PLACED)
 
 
 @dataclass

@@ -79,7 +79,7 @@ def test_every_option_of_the_core_has_one_key(section: str) -> None:
 def test_every_option_of_a_client_has_one_key() -> None:
     assert expected({NEVER: 1}, client=True) == CLIENTS
     at_top = {placed(key).partition(".")[0] for key in IN_CORE if key.core is not None and key.core.client}
-    assert at_top == CLIENTS - {"token", "timeout", "tree", "residual"}
+    assert at_top == CLIENTS - {"token", "timeout", "outage", "tree", "residual"}
 
 
 @pytest.mark.parametrize("key", [key for key in IN_CORE if section_of(key)], ids=lambda key: key.path)

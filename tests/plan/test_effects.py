@@ -50,6 +50,7 @@ VALUES: Final[dict[str, Any]] = {
     "job.goal": 2,
     "job.deadline": 3.0,
     "job.grace": 1.0,
+    "job.outage": 60.0,
     "job.liveness": 20.0,
     "app": {"object": "here:App"},
     "model.name": "lenet",

@@ -250,6 +250,8 @@ pub struct ServerOptions {
     pub deadline: Option<f64>,
     /// Seconds that a client may take to come back after its link was lost.
     pub grace: f64,
+    /// The same for a round that has too few updates without it, if that is longer.
+    pub outage: f64,
     /// Payload bytes of a chunk. `None`: the size that the transport prefers, else a 64th of an update, 64 KiB
     /// to 256 KiB.
     pub chunk: Option<u32>,
@@ -299,6 +301,7 @@ impl Default for ServerOptions {
             stale: 0,
             deadline: None,
             grace: 10.0,
+            outage: 0.0,
             chunk: None,
             fanout: FanoutRule::default(),
             gather: GatherRule::default(),
@@ -322,7 +325,8 @@ impl Default for ServerOptions {
 
 /// Default payload bytes of a chunk: a chunk and its part of the accumulator fit into the second-level cache.
 pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
-/// Smallest default chunk of a small update. With smaller ones, the work for each chunk shows in rounds over fast paths.
+/// Smallest default chunk of a small update. With smaller ones, the work for each chunk shows in rounds over
+/// fast paths.
 const LEAST_CHUNK: u32 = 64 << 10;
 /// A link that breaks loses the chunk that is on its way, so this share of an update: 1 / 64.
 const CHUNKS_OF_AN_UPDATE: u64 = 64;
@@ -406,9 +410,9 @@ impl ServerOptions {
         if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
         }
-        let times = [Some(self.grace), Some(self.liveness), self.deadline];
+        let times = [Some(self.grace), Some(self.outage), Some(self.liveness), self.deadline];
         if times.iter().flatten().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
-            return bad("grace, liveness and deadline are seconds, not negative");
+            return bad("grace, outage, liveness and deadline are seconds, not negative");
         }
         let stands_in = self.repair.stand_in().is_some_and(|policy| policy != StandIn::Renormalise);
         if stands_in && self.partial == PartialRule::Keep {
@@ -469,6 +473,8 @@ pub struct ClientOptions {
     pub token: Option<String>,
     /// Seconds for which the client tries to reach the server.
     pub timeout: f64,
+    /// Seconds for which it tries to come back after its link was lost, if that is longer than `timeout`.
+    pub outage: f64,
     /// Seed of the layers, and of the jitter of retries.
     pub seed: u64,
     /// Layers around the transport.
@@ -487,6 +493,7 @@ impl Default for ClientOptions {
             transport: Options::default(),
             token: None,
             timeout: 30.0,
+            outage: 0.0,
             seed: 0,
             layers: Layers::default(),
             residual: None,

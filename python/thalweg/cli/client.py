@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from thalweg.cli.plans import Options, plan_options
+from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ Authority: TypeAlias = Annotated[Path | None, typer.Option(help="Certificate aut
 Certificate: TypeAlias = Annotated[Path | None, typer.Option(help="This client's certificate, PEM.")]
 Key: TypeAlias = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
 Timeout: TypeAlias = Annotated[float, typer.Option(min=0, help="Seconds to try to join before it gives up.")]
+Outage: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="Seconds to try to come back after a lost link, if longer than --timeout.")
+]
 CHECKED: Final = (
     "security.token_file",
     "security.tls",
@@ -41,6 +45,7 @@ def command(
     key: Key = None,
     option: Options = None,
     timeout: Timeout = 60.0,
+    outage: Outage = OUTAGE_SECONDS,
     as_json: Json = False,
 ) -> None:
     """Take part in a server's job."""
@@ -52,7 +57,8 @@ def command(
         # The server has the job's plan. The plan that is made here only serves to check those options of the client
         # that do not depend on the server's plan.
         own = Plan.of({}).merge({key: options[key] for key in CHECKED})
-        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
+        waits = {"timeout": timeout, "outage": outage}
+        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, **waits)
         app, root, tensors = (options[key] for key in ("app.object", "data.root", "model.tensors"))
         emit(join_job(membership, app, root, own.training.threads, note, tensors=tensors))
 
@@ -67,6 +73,7 @@ def member(
     key: Path | None,
     option: list[str] | None,
     timeout: float,
+    outage: float = OUTAGE_SECONDS,
 ) -> Membership:
     """Return a client's ``Membership`` from its command line. ``own`` has the options that are keys of a plan."""
     from thalweg.job.star.remote import Membership
@@ -84,6 +91,7 @@ def member(
         login_file=_path(own.security.login_file),
         own=registry.own_options(option or ()),
         timeout=timeout,
+        outage=outage,
     )
 
 

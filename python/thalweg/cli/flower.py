@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import typer
 
-from thalweg.cli.client import Authority, Certificate, Key, Name, Timeout, member, note
+from thalweg.cli.client import Authority, Certificate, Key, Name, Outage, Timeout, member, note
 from thalweg.cli.plans import Options, PlanCommand, plan_options
+from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.ui.explain import FAILED
 from thalweg.ui.output import Json, output
 
@@ -130,6 +131,7 @@ def client(
     key: Key = None,
     option: Options = None,
     timeout: Timeout = 60.0,
+    outage: Outage = OUTAGE_SECONDS,
     as_json: Json = False,
 ) -> None:
     """Serve as a node of a Flower app, whose ServerApp is at URL, until the run is over."""
@@ -139,7 +141,8 @@ def client(
         from thalweg.plan import Plan
 
         own = Plan.of({}).merge(options)
-        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
+        waits = {"timeout": timeout, "outage": outage}
+        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, **waits)
         emit(join(membership, folder, node_config or (), own.training.threads, note))
 
 

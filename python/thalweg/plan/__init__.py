@@ -52,6 +52,7 @@ _MAY_DIFFER: Final = (
     "job.test_every",
     "job.evaluate",
     "job.grace",
+    "job.outage",
     "job.liveness",
     "transport",
     "security",

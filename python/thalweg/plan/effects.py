@@ -228,6 +228,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     ),
     "job.deadline": _except(flower="its messages have a time to live of their own"),
     "job.grace": _except(graph="nodes do not wait for a lost node"),
+    "job.outage": _served("nodes do not wait for a lost node", _STRATEGY),
     "job.liveness": _except(),
     "app": _except(),
     "model.name": _except(flower=_OWN),

@@ -84,6 +84,7 @@ class CoreOptions(TypedDict, total=False):
     chunk: int
     liveness: float
     grace: float
+    outage: float
     precision: str
     staging: int
     expected: int
@@ -143,7 +144,8 @@ def client_options(
     ``congestion`` is the client's own congestion control, if it has one.
     """
     options = _options(plan, trust, emulate, client=True, congestion=congestion)
-    return cast("CoreOptions", {**options, "token": trust.token, "seed": seed, "timeout": JOINING})
+    waits = {"outage": plan.job.outage}
+    return cast("CoreOptions", {**options, "token": trust.token, "seed": seed, "timeout": JOINING, **waits})
 
 
 def node_options(

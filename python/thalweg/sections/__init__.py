@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
+from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.sections.marks import Core, Option, Source, Words
 from thalweg.sections.tracking import Trackers
 from thalweg.ui.units import (
@@ -214,6 +215,11 @@ class JobSection(Section):
     )
     grace: Annotated[Seconds, Core(), Option(of=(*BOTH, *FLOWER))] = Field(
         10.0, description="seconds that a client whose link broke has to come back in a round"
+    )
+    outage: Annotated[Seconds, Core(), Option(of=BOTH)] = Field(
+        OUTAGE_SECONDS,
+        description="the same while a round has too few updates without that client, if this is longer; a node of a "
+        "tree waits so long if all clients are needed",
     )
     liveness: Annotated[float, Core()] = Field(
         10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"

@@ -39,6 +39,7 @@ impl Node {
                 instance: self.config.instance,
                 layout: Some(self.config.layout.clone()),
                 timeout: TIMEOUT,
+                outage: Time::ZERO,
             };
             Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))
         } else {

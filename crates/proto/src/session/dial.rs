@@ -39,6 +39,8 @@ pub struct ClientConfig {
     pub layout: Option<Arc<Layout>>,
     /// How long the client tries to be let in by the server before it gives up, whatever the peer does.
     pub timeout: Time,
+    /// How long a client that was let in before tries to come back, if that is longer than `timeout`.
+    pub outage: Time,
 }
 
 /// An action for a client's driver. `P` is the type of the actions that only the policy asks for.
@@ -168,7 +170,7 @@ impl Targets {
 impl<P> Dial<P> {
     /// Makes a client that connects at once. `seed` spreads the retries of many clients.
     pub(crate) fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
-        let reaching = Reaching::new(config.timeout);
+        let reaching = Reaching::new(config.timeout, config.outage);
         let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO, to: None }]);
         Self {
             config,

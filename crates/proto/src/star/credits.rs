@@ -66,6 +66,11 @@ impl Credits {
         self.sorted.insert(place(&self.sorted, rate), rate);
     }
 
+    /// Whether a sender waits for a place.
+    pub fn is_awaited(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Whether a sender holds a place.
     pub fn holds(&self, sender: u32) -> bool {
         self.holders.contains(&sender)

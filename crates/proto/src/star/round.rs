@@ -39,8 +39,11 @@ pub struct RoundPlan {
     pub goal: u32,
     /// How long the round may take; `None`: until no client can deliver any more.
     pub deadline: Option<Time>,
-    /// How long a client that has lost its link may take to come back.
+    /// How long a client that has lost its link may take to come back. Then others may have its place.
     pub grace: Time,
+    /// The same while the round has too few updates without that client, if it is longer. Such a round would
+    /// otherwise fail.
+    pub outage: Time,
     /// How the model is sent.
     pub fanout: Fanout,
     /// How updates are received.
@@ -322,7 +325,7 @@ impl Round {
             State::Lost => part.down.complete || part.parcel < self.plan.number,
             _ => false,
         };
-        let stays = |part: &Participant| part.state != State::Lost || self.may_come_back(part, now);
+        let stays = |part: &Participant| part.state != State::Lost || self.has_grace(part, now);
         let is_late =
             |part: &Participant| works(part) && stays(part) && next.saturating_sub(part.parcel) <= limit;
         let late = self.parts.iter().filter(|(_, part)| is_late(part));
@@ -355,13 +358,40 @@ impl Round {
     fn has_place(&self, part: &Participant, now: Time) -> bool {
         match self.plan.choice {
             Choice::ByName => part.state != State::Lost,
-            Choice::ByLot { .. } => part.state != State::Lost || self.may_come_back(part, now),
+            Choice::ByLot { .. } => part.state != State::Lost || self.has_grace(part, now),
         }
     }
 
-    /// Whether a lost client may still come back and deliver.
-    fn may_come_back(&self, part: &Participant, now: Time) -> bool {
+    /// Whether a lost client is within its grace.
+    fn has_grace(&self, part: &Participant, now: Time) -> bool {
         !part.departed && now < part.since.saturating_add(self.plan.grace)
+    }
+
+    /// Whether the round waits for a lost client.
+    fn may_come_back(&self, part: &Participant, now: Time) -> bool {
+        !part.departed && now < part.since.saturating_add(self.awaits_absent())
+    }
+
+    /// The clients for which the round waits although their grace is over, if it waits for nobody else.
+    pub(crate) fn awaited_after_grace(&self, now: Time) -> Vec<&str> {
+        use State::{Offered, Receiving, Sending, Staged, Training};
+        if self.tally.of(&[Receiving, Training, Offered, Sending, Staged]) > 0 {
+            return Vec::new();
+        }
+        let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
+        let awaited = lost.filter(|part| !self.has_grace(part, now) && self.may_come_back(part, now));
+        awaited.map(|part| part.client.as_str()).collect()
+    }
+
+    /// How long the round waits for clients that are away.
+    fn awaits_absent(&self) -> Time {
+        use State::{Partial, Staged, Whole};
+        let has_enough = self.tally.of(&[Whole, Partial, Staged]) >= self.plan.enough.max(1) as usize;
+        if has_enough {
+            self.plan.grace
+        } else {
+            self.plan.grace.max(self.plan.outage)
+        }
     }
 
     /// Notes that the client has the global model, which it received during `span`. `faults`: the number of
@@ -526,10 +556,14 @@ impl Round {
         self.credits.release(sender);
     }
 
-    /// Takes back the places of lost clients whose grace is over. Returns the clients whose staged bytes the
-    /// driver must drop.
+    /// Takes back the places in the staging area of lost clients for which the round does not wait any more,
+    /// and of those whose grace is over if other clients wait for a place. Returns the clients whose staged
+    /// bytes the driver must drop.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
-        let over = |sender: &u32| self.part(*sender).is_some_and(|part| !self.may_come_back(part, now));
+        let keeps = |part: &Participant| {
+            self.has_grace(part, now) || !self.credits.is_awaited() && self.may_come_back(part, now)
+        };
+        let over = |sender: &u32| self.part(*sender).is_some_and(|part| !keeps(part));
         let expired: Vec<u32> = self.tally.lost.iter().copied().filter(over).collect();
         let held: Vec<u32> = expired.iter().copied().filter(|&s| self.credits.holds(s)).collect();
         expired.iter().for_each(|&s| self.credits.release(s));
@@ -612,7 +646,7 @@ impl Round {
     /// Whether a client that the round wants may still connect.
     fn may_appear(&self, now: Time, absent_since: Option<Time>) -> bool {
         let room = self.parts.len() < self.plan.expected as usize;
-        room && absent_since.is_some_and(|since| now < since.saturating_add(self.plan.grace))
+        room && absent_since.is_some_and(|since| now < since.saturating_add(self.awaits_absent()))
     }
 
     /// The latest time at which the round ends; `None` without a limit.
@@ -620,13 +654,13 @@ impl Round {
         self.plan.deadline.map(|limit| self.started.saturating_add(limit))
     }
 
-    /// The first time after `seen` at which a client's grace or the deadline ends.
+    /// The first time after `seen` at which a client's grace, the longest outage or the deadline ends.
     pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
-        let grace = self.plan.grace;
+        let waits = [self.plan.grace, self.awaits_absent()];
         let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
         let lost = lost.filter(|p| !p.departed).map(|p| p.since);
         let absent = absent_since.filter(|_| self.may_appear(seen, absent_since));
-        let over = lost.chain(absent).map(|since| since.saturating_add(grace));
+        let over = lost.chain(absent).flat_map(|since| waits.map(|wait| since.saturating_add(wait)));
         over.chain(self.deadline()).filter(|&at| at > seen).min()
     }
 
@@ -740,6 +774,7 @@ mod tests {
             goal: expected,
             deadline,
             grace: 10 * SECOND,
+            outage: Time::ZERO,
             fanout: Fanout::Concurrent,
             gather: Gather::Concurrent,
             version: None,
@@ -865,6 +900,42 @@ mod tests {
         assert_eq!(round.expire(5 * SECOND), Vec::<u32>::new());
         assert_eq!(round.expire(12 * SECOND), [1]);
         assert_eq!(round.grants(12 * SECOND)[0].0, 2);
+    }
+
+    #[test]
+    fn a_round_with_too_few_updates_is_patient_and_one_with_enough_is_not() {
+        let mut round = round(3, 2, None, Partial::Discard);
+        round.plan.outage = 60 * SECOND;
+        round.offer(SECOND, 3, 5.0, "{}".into());
+        round.grants(SECOND);
+        deliver(&mut round, SECOND, 1);
+        round.lost(2 * SECOND, 2, "the link broke");
+        round.lost(2 * SECOND, 3, "the link broke");
+        assert_eq!(round.ending(12 * SECOND, Some(Time::ZERO), false), None);
+        assert_eq!(round.expire(12 * SECOND), Vec::<u32>::new(), "its bytes stay, as nobody needs the place");
+        assert_eq!(round.next_timeout(12 * SECOND, None), Some(62 * SECOND));
+        assert_eq!(round.awaited_after_grace(11 * SECOND), Vec::<&str>::new());
+        assert_eq!(round.awaited_after_grace(12 * SECOND), ["c2", "c3"]);
+        let failed = round.ending(62 * SECOND, Some(Time::ZERO), false);
+        assert!(matches!(failed, Some(Ending::Failed(_))));
+        round.back(50 * SECOND, 2, true);
+        deliver(&mut round, 51 * SECOND, 2);
+        assert_eq!(round.ending(51 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
+        assert_eq!(round.expire(51 * SECOND), [3]);
+    }
+
+    #[test]
+    fn a_patient_round_still_gives_a_place_in_the_staging_area_to_others_after_the_grace() {
+        let mut round = round(2, 2, None, Partial::Discard);
+        round.plan.outage = 60 * SECOND;
+        round.credits = Credits::new(100, 100);
+        round.offer(SECOND, 1, 5.0, "{}".into());
+        round.offer(SECOND, 2, 5.0, "{}".into());
+        assert_eq!(round.grants(SECOND).len(), 1);
+        round.lost(2 * SECOND, 1, "the link broke");
+        assert_eq!(round.expire(11 * SECOND), Vec::<u32>::new());
+        assert_eq!(round.expire(12 * SECOND), [1]);
+        assert_eq!(round.ending(12 * SECOND, Some(Time::ZERO), false), None);
     }
 
     #[test]

@@ -233,6 +233,12 @@ impl Server {
         parts.map(|p| (p.client.clone(), p.state, p.incoming.reassembly().fraction())).collect()
     }
 
+    /// The clients for which the round under way still waits although their grace is over, because it has too
+    /// few updates. None while it waits for others, too.
+    pub fn awaited_after_grace(&self, now: Time) -> Vec<&str> {
+        self.round.as_ref().map_or_else(Vec::new, |round| round.awaited_after_grace(now))
+    }
+
     fn acceptable(&self, update: &Parcel) -> Result<(), String> {
         let ours = self.config.layout.hash();
         match &update.content {

@@ -91,7 +91,8 @@ fn every_round_ends_and_says_how_when_processes_die_as_well() {
             let enough = 1 + rng.below(u64::from(clients)) as u32;
             let deadline = rng.chance(0.7).then(|| rng.time(6 * SECOND));
             let before = world.server.results.len();
-            let asked = RoundPlan { enough, deadline, grace: rng.time(6 * SECOND), ..plan(number, clients) };
+            let (grace, outage) = (rng.time(6 * SECOND), rng.time(12 * SECOND));
+            let asked = RoundPlan { enough, deadline, grace, outage, ..plan(number, clients) };
             world.start(in_some_order(seed, asked));
             while world.server.results.len() == before && rng.chance(0.6) {
                 world.pass(rng.time(SECOND));

@@ -29,7 +29,13 @@ struct Fuzzed {
 }
 
 fn client(seed: u64) -> Client {
-    let config = ClientConfig { name: "c0".into(), instance: seed, layout: None, timeout: 30 * SECOND };
+    let config = ClientConfig {
+        name: "c0".into(),
+        instance: seed,
+        layout: None,
+        timeout: 30 * SECOND,
+        outage: Time::ZERO,
+    };
     let mut client = Client::new(config, seed);
     assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO, .. })));
     client

@@ -133,7 +133,13 @@ fn a_client_told_anything_keeps_in_step() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(seed);
         let layout = tensors("w", 300);
-        let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
+        let config = ClientConfig {
+            name: "c".into(),
+            instance: 1,
+            layout: None,
+            timeout: Time::MAX,
+            outage: Time::ZERO,
+        };
         let mut client = TaskClient::new(config, thalweg_wire::control::Purpose::Tasks, 1 << 20, seed);
         let (mut now, mut up, mut open) = (Time::ZERO, false, BTreeSet::new());
         assert!(matches!(client.poll_action(), Some(ClientAction::Connect { .. })));

@@ -69,6 +69,31 @@ fn a_client_that_hangs_is_let_go_and_waited_for_only_so_long() {
     assert!(result.of("b").reason.as_ref().is_some_and(|r| r.contains("sends nothing")));
 }
 
+/// All clients of a job that needs all of them cannot reach the server for six minutes.
+#[test]
+fn an_outage_is_a_pause_for_a_patient_job() {
+    for (outage, goes_on) in [(600 * SECOND, true), (60 * SECOND, false)] {
+        let clients = ["a", "b"].map(|name| Profile { outage: 600 * SECOND, ..profile(name) });
+        let mut world = World::joined(&Setup::default(), clients);
+        world.start(RoundPlan { outage, ..plan(1, 2) });
+        world.run("b trains", SECOND, |w| !w.clients[1].seen.ready.is_empty());
+        world.up = false;
+        world.cut(0);
+        world.cut(1);
+        world.pass(360 * SECOND);
+        world.up = true;
+        assert_eq!(world.server.results.is_empty(), goes_on);
+        if !goes_on {
+            assert!(world.server.results[0].outcome.failure.is_some());
+            continue;
+        }
+        let result = world.finish_round(10 * SECOND);
+        world.check(&result);
+        assert!(result.outcome.complete);
+        assert_eq!(world.clients[1].seen.ready, [1], "it trains once");
+    }
+}
+
 #[test]
 fn who_connects_and_says_nothing_is_let_go() {
     let mute = Path { rate: 0, ..Path::PERFECT };

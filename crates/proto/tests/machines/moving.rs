@@ -158,7 +158,13 @@ fn welcome(client: &mut Client, layout: &thalweg_wire::Layout) {
 #[test]
 fn only_home_can_send_a_client_away_for_good() {
     let layout = World::new(&setup(1)).server.layout.as_ref().clone();
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 60 * SECOND };
+    let config = ClientConfig {
+        name: "c".into(),
+        instance: 1,
+        layout: None,
+        timeout: 60 * SECOND,
+        outage: 0 * SECOND,
+    };
     let mut client = Client::new(config, 1);
     welcome(&mut client, &layout);
     client.control(SECOND, Control::Others { urls: vec!["tcp://b:1".into()] });

@@ -104,7 +104,7 @@ fn another_version_is_refused_at_both_ends() {
 }
 
 fn client(layout: Option<Arc<Layout>>) -> Client {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout, timeout: SECOND };
+    let config = ClientConfig { name: "c".into(), instance: 1, layout, timeout: SECOND, outage: Time::ZERO };
     let mut client = Client::new(config, 1);
     assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO, .. })));
     client.connected(Time::ZERO, [2; 32], true);

@@ -44,7 +44,8 @@ fn grant() -> Control {
 
 /// A client that trains.
 fn training(now: Time) -> Client {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
+    let config =
+        ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX, outage: Time::ZERO };
     let mut client = Client::new(config, 1);
     let_in(&mut client, now);
     let all = layout(100);
@@ -175,7 +176,8 @@ fn a_refused_or_late_update_stops_being_sent() {
 /// Only a broken server asks for heartbeats at intervals of 0. The client must not follow that.
 #[test]
 fn a_heartbeat_of_zero_is_not_followed() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
+    let config =
+        ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX, outage: Time::ZERO };
     let mut client = Client::new(config, 1);
     client.connected(Time::ZERO, [1; 32], true);
     client.control(

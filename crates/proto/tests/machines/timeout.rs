@@ -26,7 +26,8 @@ fn a_peer_that_takes_connections_and_says_nothing() {
 
 #[test]
 fn a_peer_that_never_answers() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND };
+    let config =
+        ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND, outage: Time::ZERO };
     let mut client = Client::new(config, 1);
     assert!(matches!(actions(&mut client)[..], [ClientAction::Connect { after: Time::ZERO, .. }]));
     // The machine asks for the time, because nothing has told it yet when the attempts began.
@@ -48,7 +49,8 @@ fn a_peer_that_never_answers() {
 
 #[test]
 fn a_peer_that_breaks_every_link_is_tried_again_until_then() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND };
+    let config =
+        ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND, outage: Time::ZERO };
     let mut client = Client::new(config, 1);
     client.timeout(Time::ZERO);
     let mut now = Time::ZERO;

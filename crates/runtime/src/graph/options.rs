@@ -242,6 +242,7 @@ impl NodeOptions {
         ClientOptions {
             transport: self.transport.clone(),
             token: self.own_token.clone(),
+            outage: 0.0,
             timeout: 0.0, // unused: the state machine has its own limits
             seed: self.seed,
             layers: self.layers.clone(),

@@ -81,13 +81,13 @@ impl Client {
         options: ClientOptions,
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
-        let (timeout, seed) = (seconds(options.timeout), options.seed);
+        let (timeout, outage, seed) = (seconds(options.timeout), seconds(options.outage), options.seed);
         let scheme = options.layers.compress.and_then(|compress| compress.scheme);
         let feedback = scheme.map(|scheme| Feedback::new(scheme, options.residual.clone(), seed));
         let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
         let model = model.map(|(arena, layout)| (arena, Arc::new(layout)));
         let layout = model.as_ref().map(|(_, layout)| layout.clone());
-        let config = ClientConfig { name: name.into(), instance: to.instance, layout, timeout };
+        let config = ClientConfig { name: name.into(), instance: to.instance, layout, timeout, outage };
         let trainer = Trainer {
             lends: to.transport.capabilities().lends,
             place: Mutex::new(model),

@@ -28,7 +28,7 @@ const LOAN_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_CLIENTS: u32 = 1 << 16;
 /// What can be done about a round that too few updates reached.
 const TOO_FEW: &str =
-    "If clients come back later, raise `grace`; if they are slow, raise `deadline`; if fewer \
+    "If clients come back later, raise `outage`; if they are slow, raise `deadline`; if fewer \
     updates will do, lower `enough`";
 
 /// The policy of a server of rounds.
@@ -178,6 +178,7 @@ impl Server {
             enough: options.enough,
             deadline: options.deadline.map(seconds),
             grace: seconds(options.grace),
+            outage: seconds(options.outage),
             fanout: options.fanout.into(),
             gather: options.gather.into(),
             version: next_version(hub)?,
@@ -187,7 +188,7 @@ impl Server {
         let started = lock(&hub.machine).start_round(began, plan);
         started.map_err(|e| Error::new(Kind::Round, "start round", e))?;
         hub.wake();
-        let mut next = Instant::now();
+        let (mut next, mut is_told) = (Instant::now(), false);
         loop {
             let left = next.saturating_duration_since(Instant::now());
             if let Some(outcome) = hub.wait_for(left, || lock(&hub.policy.outcome).take()) {
@@ -201,7 +202,17 @@ impl Server {
             next = Instant::now() + CALLER_TIMEOUT;
             // The machine's lock is released before the callback runs: the callback may block on a thread
             // that needs it.
-            let progress = lock(&hub.machine).progress_report();
+            let (progress, awaited) = {
+                let machine = lock(&hub.machine);
+                (machine.progress_report(), machine.awaited_after_grace(hub.now()).join(", "))
+            };
+            if !awaited.is_empty() && !is_told {
+                is_told = true;
+                let seconds = options.outage;
+                hub.noted(|notes| notes.add(&format!(
+                    "round {number} has too few updates without {awaited}; it waits until they were away for {seconds} s"
+                )));
+            }
             if !go_on(&progress_json(&progress)) {
                 return Err(Error::new(
                     Kind::Interrupted,

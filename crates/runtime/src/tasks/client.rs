@@ -101,10 +101,10 @@ impl TaskClient {
     /// An error for an impossible address, option or token. [`TaskClient::next_event`] reports whether the
     /// server was reached.
     pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
-        let (timeout, seed) = (seconds(options.timeout), options.seed);
+        let (timeout, outage, seed) = (seconds(options.timeout), seconds(options.outage), options.seed);
         let (purpose, role) = who(options.tree);
         let to = DialOptions::new(address, name, options, role)?;
-        let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, timeout };
+        let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, timeout, outage };
         let machine = proto::TaskClient::new(config, purpose, MAX_TASK, seed);
         let worker = Worker { share: to.transport.capabilities().preferred_chunk == 0, ..Worker::default() };
         Ok(Self { dialer: Dialer::start(to, Mutex::new(machine), worker)? })

@@ -17,6 +17,7 @@ from thalweg.job.common.parties import PartyBuilder
 from thalweg.job.star.host import Result, hosting
 from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
+from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.plan import on_trees
 from thalweg.plan.options import CoreOptions, of_both_ends
 from thalweg.record.rows import party_row
@@ -103,6 +104,7 @@ class Membership:
     login_file: Path | None
     own: Table
     timeout: float
+    outage: float = OUTAGE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -211,4 +213,4 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> CoreO
         "login": links.login(membership.login_file),
         "own": membership.own,
     }
-    return {"transport": transport, "token": trust.token, "timeout": membership.timeout}
+    return {"transport": transport, "token": trust.token, "timeout": membership.timeout, "outage": membership.outage}

@@ -59,6 +59,8 @@ class RoundOptions:
     deadline: float | None = None
     # Seconds that a lost client may take to come back. The core's default is the same.
     grace: float = 10.0
+    # The same while a round has too few updates.
+    outage: float = 0.0
     # How many clients the job has, if the root knows it.
     expected: int | None = None
     # How many clients take part in a round; None: all.
@@ -277,6 +279,10 @@ class Tree:
         options: CoreOptions = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         # Clients hear that an update was accepted only once its node's sums count here.
         options["withhold"] = True
+        # A node does not know how many updates the others have. If all are needed, it need not know.
+        options["outage"] = 0.0
+        if self._needs_all:
+            options["grace"] = max(self._rounds.grace, self._rounds.outage)
         if not node.clients:
             del options["expected"]
         top = None if self._is_top else TopOptions(self._kind, self._of_top, self._between)
@@ -373,6 +379,12 @@ class Tree:
                 node.unproven.add(client)
                 self.note(f"{node.name} names {client}, and has no proof that it is there: it does not count")
         return sorted(set(new) - set(unproven))
+
+    @property
+    def _needs_all(self) -> bool:
+        """Whether a round needs the updates of all clients of the job."""
+        rounds = self._rounds
+        return self._choose is None and rounds.expected is not None and rounds.enough >= rounds.expected
 
     @property
     def _is_top(self) -> bool:

@@ -304,6 +304,7 @@ pub struct Profile {
     /// How far the client's clock is ahead of the server's.
     pub skew: Time,
     pub timeout: Time,
+    pub outage: Time,
     pub layout: Option<Arc<Layout>>,
     pub token: Option<u8>,
     /// The paths up and down of its first, second, ... connection. The last pair is for all further ones.
@@ -357,6 +358,7 @@ impl ClientParty {
             instance,
             layout: profile.layout.clone(),
             timeout: profile.timeout,
+            outage: profile.outage,
         };
         let machine = Client::new(config, instance);
         let (arena, seen) = (Vec::new(), Seen::default());

@@ -638,6 +638,7 @@ fn header(round: u32, sender: u32, layout: &Layout) -> ChunkHeader {
 }
 
 fn client(name: &str, instance: u64, most: u64) -> TaskClient {
-    let config = ClientConfig { name: name.into(), instance, layout: None, timeout: 600 * SECOND };
+    let config =
+        ClientConfig { name: name.into(), instance, layout: None, timeout: 600 * SECOND, outage: Time::ZERO };
     TaskClient::new(config, thalweg_wire::control::Purpose::Tasks, most, instance)
 }
