@@ -25,7 +25,7 @@ OWN = {
 }
 # The same for a client: the options that only servers have, how long it tries to connect, whether it is a node of a
 # tree, and where it keeps what compression has left out.
-CLIENTS = {"transport", "layers", "token", "seed", "timeout", "tree", "residual"}
+CLIENTS = {"transport", "layers", "token", "seed", "timeout", "outage", "tree", "residual"}
 NEVER = "never"
 URL = "memory://never"
 

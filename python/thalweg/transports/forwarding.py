@@ -52,7 +52,9 @@ def near_end(listen: str, url: str, name: str, options: Table, *, timeout: float
     """
     transport = dict(wire.part(options, "transport"))
     transport["connect_timeout_ms"] = max(1, round(1000 * (timeout or ONE_ATTEMPT)))
-    return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options, "transport": transport}
+    # Programs' connections do not outlive a broken link, so a near end has no outage to wait for.
+    own = {key: value for key, value in options.items() if key != "outage"}
+    return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **own, "transport": transport}
 
 
 def answers(options: Iterable[str], *, grpc: bool, near: bool) -> list[dict[str, str]]:
