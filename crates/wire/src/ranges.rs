@@ -149,17 +149,6 @@ impl Ranges {
             .filter(|part| !part.is_empty())
     }
 
-    /// The first `limit` bytes.
-    pub fn first_bytes(&self, limit: u64) -> Ranges {
-        let mut left = limit;
-        let mut cut = |range: Range| {
-            let part = Range::new(range.start, range.end.min(range.start.saturating_add(left)));
-            left -= part.len();
-            (!part.is_empty()).then_some(part)
-        };
-        self.iter().map_while(&mut cut).collect()
-    }
-
     /// The first `limit` ranges, so that a message about them stays small.
     pub fn first(&self, limit: usize) -> Ranges {
         self.iter().take(limit).collect()

@@ -295,14 +295,13 @@ impl Node {
 
     /// Sends a neighbour what it is to get next: ranges of this node's model, else of the mean.
     pub(super) fn send_next(&mut self, index: usize) {
-        let (link, slice, is_ahead) = (self.link_of(index), self.slice(), self.is_ahead(index));
+        let link = self.link_of(index);
         let peer = &mut self.peers[index];
-        if peer.out.is_sending() || peer.passing.is_sending() || is_ahead {
+        if peer.out.is_sending() || peer.passing.is_sending() {
             return;
         }
         let parcel = peer.sending;
-        let Some(wanted) = peer.out.next_slice(slice) else { return self.pass_next(index) };
-        peer.handed += wanted.bytes();
+        let Some(wanted) = peer.out.next() else { return self.pass_next(index) };
         match link {
             Some(link) => {
                 self.roster.act(Action::SendParcel { links: vec![link], parcel, difference: false, wanted })
@@ -323,7 +322,7 @@ impl Node {
             return; // belongs to a link or an iteration that is over
         }
         peer.out.sent(round, span).for_each(|end| self.tell(index, end));
-        self.send_to_each();
+        self.send_next(index);
         self.advance(now);
     }
 

@@ -115,7 +115,7 @@ impl Node {
 
     /// Whether no connected neighbour is being sent this node's last model any more.
     pub fn is_out(&self) -> bool {
-        let sends = |peer: &Peer| peer.out.is_sending() || peer.out.is_granted() || peer.passing.is_busy();
+        let sends = |peer: &Peer| peer.out.is_sending() || peer.passing.is_sending();
         !self.peers.iter().filter(|peer| peer.met).any(sends)
     }
 
@@ -246,12 +246,21 @@ impl Node {
     /// Sends each neighbour the segment of this node's model that the neighbour owns.
     fn send_segments(&mut self, number: u32) {
         for index in self.targets_in_turn() {
-            let wanted = self.segment(number, index);
+            let (wanted, link) = (self.segment(number, index), self.link_of(index));
             let peer = &mut self.peers[index];
-            (peer.out, peer.sending, peer.handed) = (Outgoing::default(), number, 0);
-            peer.out.grant(&wanted);
+            (peer.out, peer.sending) = (Outgoing::pushed(), number);
+            match link {
+                Some(link) => {
+                    self.roster.act(Action::SendParcel {
+                        links: vec![link],
+                        parcel: number,
+                        difference: false,
+                        wanted,
+                    });
+                }
+                None => self.dial_act(index, ClientAction::SendParcel { parcel: number, wanted }),
+            }
         }
-        self.send_to_each();
     }
 
     /// Indices in `peers` of the neighbours that the node sends to, in sending order. Each node begins with the

@@ -148,8 +148,6 @@ pub(super) struct Peer {
     pub out: Outgoing,
     /// The iteration of the model in `out`.
     pub sending: u32,
-    /// Bytes of the present iteration that were handed to the link: of this node's model, and of the mean.
-    pub handed: u64,
     /// The mean of the neighbour's segment, while it is received.
     pub mean: Option<Incoming>,
     /// The mean of this node's segment, while it is sent to the neighbour.
@@ -183,7 +181,6 @@ impl Peer {
             apart: 0,
             out: Outgoing::default(),
             sending: 0,
-            handed: 0,
             mean: None,
             passing: Passing::default(),
             acknowledged: 0,

@@ -42,12 +42,6 @@ const MIN_PIECES: u64 = 4;
 /// each piece.
 const MIN_PIECE: u64 = 16 << 10;
 const MAX_PIECE: u64 = 1 << 20;
-/// A node hands a segment to a link in slices of whole pieces, at most this many.
-const SLICES: u64 = 32;
-/// A neighbour may be handed so many slices more than another. The flows to a node's neighbours share its link, and TCP
-/// does not share it evenly. Without this limit, a neighbour whose flow is slow gets its segment late, and all wait
-/// for its mean while links are idle.
-const LEAD: u64 = 2;
 /// With fewer nodes, segments save nothing.
 const MIN_NODES: usize = 3;
 /// After this many iterations in a row that fell back, the node exchanges whole models, except in iterations
@@ -81,9 +75,6 @@ struct Open {
     /// may be sent again after the next iteration has begun with another group of nodes.
     hash: LayoutHash,
     chunk: u64,
-    /// How many bytes are handed to a link at a time; `None`: all. Slices are for links over streams, whose
-    /// flows TCP controls one by one.
-    slice: Option<u64>,
     /// The pieces of the node's own segment.
     pieces: Vec<Piece>,
     /// Indices of pieces to average.
@@ -321,11 +312,9 @@ impl Node {
             peer.passing.begin(round);
         }
         let own = self.own_segment(round);
-        let is_ordered = self.weights.keys().all(|&index| self.peers[index].ordered);
-        let slice = is_ordered.then(|| (own.bytes() / SLICES).max(1).next_multiple_of(piece_size(&own)));
         let (hash, chunk, pieces) = (self.layout_of(round | MEAN), piece_size(&own), cut_to_pieces(&own));
         let (due, done, left) = (VecDeque::new(), Ranges::new(), pieces.len());
-        self.segments.open = Some(Open { round, hash, chunk, slice, pieces, due, done, left });
+        self.segments.open = Some(Open { round, hash, chunk, pieces, due, done, left });
     }
 
     /// Finds pieces that are complete already when the own model's segments are being sent.
@@ -408,33 +397,6 @@ impl Node {
         }
     }
 
-    /// How many bytes to hand to a link at a time.
-    pub(super) fn slice(&self) -> u64 {
-        self.evenly().unwrap_or(u64::MAX)
-    }
-
-    /// The size of a slice, if the neighbours are served evenly now.
-    fn evenly(&self) -> Option<u64> {
-        let open = self.segments.open.as_ref().filter(|open| self.is_averaging(open.round))?;
-        open.slice
-    }
-
-    /// Whether a neighbour was handed so much more than another that the other goes first.
-    pub(super) fn is_ahead(&self, index: usize) -> bool {
-        let Some(slice) = self.evenly() else { return false };
-        let limit = self.peers[index].handed.saturating_sub(LEAD * slice);
-        let is_behind = |peer: &super::peer::Peer| {
-            let more = peer.out.is_sending() || peer.out.is_granted() || peer.passing.is_busy();
-            more && peer.handed < limit
-        };
-        self.weights.keys().any(|&other| is_behind(&self.peers[other]))
-    }
-
-    /// Sends each neighbour what it is to get next. A neighbour that was ahead of another may go on now.
-    pub(super) fn send_to_each(&mut self) {
-        self.targets_in_turn().into_iter().for_each(|index| self.send_next(index));
-    }
-
     /// Sends a neighbour the next range of the mean. Call it only if nothing else is being sent to this
     /// neighbour.
     pub(super) fn pass_next(&mut self, index: usize) {
@@ -442,7 +404,6 @@ impl Node {
         let passing = &mut self.peers[index].passing;
         let parcel = passing.round | MEAN;
         if let Some(range) = passing.next() {
-            self.peers[index].handed += range.len();
             let wanted = Ranges::from_iter([range]);
             match link {
                 Some(link) => self.roster.act(Action::SendParcel {
@@ -471,7 +432,7 @@ impl Node {
         if passing.round == round {
             if let Some(ends) = passing.sending.take() {
                 self.tell_ends(index, parcel, ends, span);
-                self.send_to_each();
+                self.send_next(index);
             }
         }
         true

@@ -4,17 +4,13 @@ use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::Ranges;
 
 use super::Span;
-use crate::{micros, Time};
+use crate::micros;
 
 /// A parcel that is sent, in the ranges that the receiver grants.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
-    /// Whether bytes are being sent.
-    is_sending: bool,
-    /// How many grants they answer. None while more of the granted bytes wait.
-    answered: u32,
-    /// When the first bytes of these grants began to be sent.
-    since: Option<Time>,
+    /// How many grants the bytes that are being sent answer.
+    sending: u32,
     /// The ranges of grants that arrived since then.
     waiting: Ranges,
     /// How many grants these were.
@@ -24,7 +20,7 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     /// A parcel whose chunks are sent without a grant. The whole parcel is being sent now.
     pub fn pushed() -> Self {
-        Self { is_sending: true, answered: 1, ..Self::default() }
+        Self { sending: 1, ..Self::default() }
     }
 
     /// Adds a grant: the receiver wants these ranges.
@@ -35,42 +31,23 @@ impl Outgoing {
 
     /// The ranges to send next. `None` if something is being sent, or no grant waits.
     pub fn next(&mut self) -> Option<Ranges> {
-        self.next_slice(u64::MAX)
-    }
-
-    /// The same, but at most `limit` bytes of them. The rest waits until these are sent.
-    pub fn next_slice(&mut self, limit: u64) -> Option<Ranges> {
-        if self.is_sending || self.grants == 0 {
+        if self.sending > 0 || self.grants == 0 {
             return None;
         }
-        let slice = self.waiting.first_bytes(limit);
-        match slice.iter().last() {
-            Some(last) => self.waiting.trim(last.end),
-            None => self.waiting = Ranges::new(),
-        }
-        self.is_sending = true;
-        if self.waiting.is_empty() {
-            self.answered = std::mem::take(&mut self.grants);
-        }
-        Some(slice)
+        self.sending = std::mem::take(&mut self.grants);
+        Some(std::mem::take(&mut self.waiting))
     }
 
     /// Notes that the ranges of this parcel were sent in this time. Returns the Ends to send: one for each
-    /// grant that is answered now.
+    /// grant that the ranges answered.
     pub fn sent(&mut self, parcel: u32, span: Span) -> impl Iterator<Item = Control> {
-        self.is_sending = false;
-        let answered = std::mem::take(&mut self.answered);
-        let start = *self.since.get_or_insert(span.start);
-        if answered > 0 {
-            self.since = None;
-        }
-        let sent = interval(Span { start, ..span });
-        (0..answered).map(move |_| Control::End { parcel, sent })
+        let sent = interval(span);
+        (0..std::mem::take(&mut self.sending)).map(move |_| Control::End { parcel, sent })
     }
 
     /// Whether ranges are being sent.
     pub fn is_sending(&self) -> bool {
-        self.is_sending
+        self.sending > 0
     }
 
     /// Whether a grant waits to be answered.
@@ -115,24 +92,6 @@ mod tests {
         assert_eq!(out.next(), Some(ranges(&[(10, 30)])));
         assert_eq!(ends(&mut out), 2);
         assert_eq!((ends(&mut out), out.next()), (0, None));
-    }
-
-    #[test]
-    fn a_grant_may_be_sent_in_slices_and_ends_with_the_last() {
-        let second = Time::from_secs(1);
-        let mut out = Outgoing::default();
-        out.grant(&ranges(&[(0, 100), (200, 250)]));
-        let mut slices = Vec::new();
-        let mut said = Vec::new();
-        while let Some(slice) = out.next_slice(60) {
-            let number = slices.len() as u32;
-            assert!(out.is_sending() && out.next_slice(60).is_none());
-            slices.push(slice);
-            said.extend(out.sent(1, Span { start: number * second, end: (number + 1) * second }));
-        }
-        assert_eq!(slices, [ranges(&[(0, 60)]), ranges(&[(60, 100), (200, 220)]), ranges(&[(220, 250)])]);
-        let sent = interval(Span { start: Time::ZERO, end: 3 * second });
-        assert_eq!(said, [Control::End { parcel: 1, sent }]);
     }
 
     #[test]

@@ -82,26 +82,6 @@ fn a_node_sends_two_models_less_its_segments() {
     assert_eq!(sent(World::segmented(1, nodes, elements, 1.0)), 2 * 3 * model);
 }
 
-/// Over a path to one of them that is slow: a segment has four pieces, and the others are at most three ahead.
-#[test]
-fn a_node_serves_its_neighbours_evenly() {
-    let (nodes, elements, iterations) = (4, 40_000, 3);
-    let segment = elements * 8 / nodes as u64;
-    let mut world = World::segmented(1, nodes, elements, 1.0);
-    world.path = Path { rate: 40_000_000, ..Path::PERFECT };
-    world.slow = Some((3, Path { rate: 4_000_000, ..Path::PERFECT }));
-    let mut most = 0;
-    world.run_until("some iterations", 60 * SECOND, |w| {
-        for node in 0..nodes {
-            let handed = || w.handed.iter().filter(|((of, _), _)| *of == node).map(|(_, &bytes)| bytes);
-            most = most.max(handed().max().unwrap_or(0) - handed().min().unwrap_or(0));
-        }
-        w.parties.iter().all(|p| p.done() >= iterations)
-    });
-    check(&world, iterations, |_, _| true, "evenly");
-    assert!(most > 0 && most <= 3 * segment / 4 + 64, "{most} bytes of a segment of {segment}");
-}
-
 #[test]
 fn the_others_go_on_when_a_node_dies_at_any_point() {
     let mut torn = 0;

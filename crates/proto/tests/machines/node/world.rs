@@ -131,10 +131,6 @@ pub struct World {
     pub now: Time,
     pub net: Network,
     pub path: Path,
-    /// A node whose links have another path.
-    pub slow: Option<(usize, Path)>,
-    /// Bytes that each node has handed to each of its links.
-    pub handed: BTreeMap<(usize, LinkId), u64>,
     /// Nodes sometimes begin to send late, by up to this time, because their process has no processor.
     pub hiccup: Time,
     /// Nodes that reach only each other; empty: all nodes reach all.
@@ -230,8 +226,6 @@ impl World {
             now: Time::ZERO,
             net: Network::new(seed),
             path: Path::PERFECT,
-            slow: None,
-            handed: BTreeMap::new(),
             hiccup: Time::ZERO,
             part: BTreeSet::new(),
             parties: Vec::new(),

@@ -174,9 +174,7 @@ impl World {
         let acceptor = self.met_by(dialer, place);
         let nonce = self.net.rng.nonce();
         if self.parties[acceptor].alive && !self.is_apart(dialer, acceptor) {
-            let slow = self.slow.filter(|&(node, _)| [dialer, acceptor].contains(&node));
-            let path = slow.map_or(self.path, |(_, path)| path);
-            let link = self.net.connect(self.now, dialer, path, path);
+            let link = self.net.connect(self.now, dialer, self.path, self.path);
             let instances = (instance, self.parties[acceptor].instance);
             self.links.insert(link, Edge { dialer, place, acceptor, instances });
             self.parties[dialer].dialled.insert(place, link);
@@ -257,7 +255,6 @@ impl World {
                 let frames = self.parties[index].frames(parcel, &wanted, 0);
                 let late = self.late(index, parcel);
                 for link in links {
-                    *self.handed.entry((index, link)).or_default() += wanted.bytes();
                     self.net.hold_up(now, link, End::Server, late);
                     self.net.send_update(now, link, End::Server, group, parcel, frames.clone().into());
                 }
@@ -309,7 +306,6 @@ impl World {
                 let group = self.net.group();
                 let late = self.late(index, parcel);
                 if let Some(link) = link {
-                    *self.handed.entry((index, link)).or_default() += wanted.bytes();
                     self.net.hold_up(now, link, End::Client, late);
                     self.net.send_update(now, link, End::Client, group, parcel, frames.into());
                 }
