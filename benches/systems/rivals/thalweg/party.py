@@ -13,6 +13,7 @@ import numpy as np
 from contract import Job, job, train
 
 from thalweg import _core
+from thalweg.machine.waiting import OUTAGE_SECONDS
 
 TOKEN = "benchmark"  # noqa: S105 - no secret
 
@@ -27,6 +28,7 @@ def serve(job: Job) -> None:
     arena = _core.Arena(_core.Layout([("payload", "F32", [job.size // 4])]))
     model = np.asarray(arena).view(np.float32)
     config = {"expected": job.clients, "enough": job.options.get("enough", job.clients), "token": TOKEN}
+    config["outage"] = OUTAGE_SECONDS  # the default of thalweg's commands
     server = _core.Server(arena, url(job), json.dumps({**config, **job.options.get("server", {})}))
     job.ready()
     server.wait(job.clients, 120.0)
