@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{plan, profile, ClientAction, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Client, ClientConfig, ClientMachine, Homes, ServerMachine, State, Verdict};
+use thalweg_proto::{Client, ClientConfig, ClientMachine, Homes, ServerMachine, State, Time, Verdict};
 use thalweg_wire::control::{Control, Welcome, MAX_OTHERS};
 
 const CLIENTS: usize = 5;
@@ -163,7 +163,7 @@ fn only_home_can_send_a_client_away_for_good() {
         instance: 1,
         layout: None,
         timeout: 60 * SECOND,
-        outage: 0 * SECOND,
+        outage: Time::ZERO,
     };
     let mut client = Client::new(config, 1);
     welcome(&mut client, &layout);
