@@ -210,7 +210,7 @@ impl Server {
                 is_told = true;
                 let seconds = options.outage;
                 hub.noted(|notes| notes.add(&format!(
-                    "round {number} has too few updates without {awaited}; it waits until they were away for {seconds} s"
+                    "round {number} has too few updates; it waits up to {seconds} s for clients that are away: {awaited}"
                 )));
             }
             if !go_on(&progress_json(&progress)) {
