@@ -229,7 +229,8 @@ pub trait Device: Send + Sync {
     /// [`Error::Locked`] if the system does not allow the memory to be locked, or [`Error::Refused`].
     fn register(&self, arena: &Arena) -> Result<(), Error>;
 
-    /// Makes one end of a reliable pair. Each end may have `notes` unread notes.
+    /// Makes one end of a reliable pair. It may have `notes` unread notes. The peer's next note waits until this
+    /// end is polled, and so do the peer's later work requests.
     ///
     /// # Errors
     /// [`Error::Refused`] or [`Error::Locked`].

@@ -9,6 +9,8 @@ use thalweg_verbs::{Device, Done, Fault, Memory, Pair, Remote, Work};
 use thalweg_wire::Range;
 
 const LENGTH: u64 = 10_000;
+/// Maximum number of unread notes of an end.
+const NOTES: u32 = 4;
 
 struct Ends {
     source: Arena,
@@ -24,7 +26,7 @@ fn ends(behaviour: Behaviour) -> Ends {
     source.claim(source.range()).unwrap().fill(7);
     a.register(&source).unwrap();
     b.register(&target).unwrap();
-    let (from, to) = connected(&a, &b, 4).unwrap();
+    let (from, to) = connected(&a, &b, NOTES as usize).unwrap();
     Ends { source, target, from, to }
 }
 
@@ -67,6 +69,29 @@ fn a_note_comes_when_all_before_it_is_there() {
         ends.to.post(2, Work::Close { key: remote.key }).unwrap();
         drop(settle(&mut ends.to));
         assert_eq!(ends.written(), LENGTH as usize);
+    }
+}
+
+/// A device answers a note for which no receive is posted with RNR, and the sender's device tries again.
+#[test]
+fn a_note_waits_until_the_peer_has_room() {
+    let mut ends = ends(Behaviour::default());
+    let remote = ends.open();
+    for note in 0..NOTES + 2 {
+        let bytes = vec![ends.source.lend(Range::new(0, 1)).unwrap()];
+        ends.from.post(note.into(), Work::Note { bytes, to: remote, note }).unwrap();
+    }
+    let numbers = |done: Vec<Done>| -> Vec<u32> {
+        let number = |done| match done {
+            Done::Written(id) => id as u32,
+            Done::Noted(note) => note,
+            other => panic!("{other:?}"),
+        };
+        done.into_iter().map(number).collect()
+    };
+    for expected in [0..NOTES, NOTES..NOTES + 2, 0..0] {
+        assert_eq!(numbers(settle(&mut ends.from)), expected.clone().collect::<Vec<_>>());
+        assert_eq!(numbers(settle(&mut ends.to)), expected.collect::<Vec<_>>());
     }
 }
 

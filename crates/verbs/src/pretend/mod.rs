@@ -3,8 +3,8 @@
 //!
 //! A write is cut into parts. At each step one part lands, in any order, even after parts of later writes. A
 //! write may be acknowledged before its parts have landed, as a real device acknowledges data that is not yet
-//! in memory. Only a note waits for everything before it. A part that arrives after its key was closed lands
-//! nowhere, and breaks the pair.
+//! in memory. Only a note waits for everything before it, and until the peer has room for it. A part that
+//! arrives after its key was closed lands nowhere, and breaks the pair.
 //!
 //! A read is cut likewise. Its parts are fetched in any order, mixed with those of other reads; each part has
 //! the bytes of that moment. Reads complete in the order in which they began. [`Behaviour::reads`] limits how
@@ -155,9 +155,9 @@ impl Device for Pretend {
         Ok(())
     }
 
-    fn pair(&self, _notes: usize) -> Result<Box<dyn Pair>, Error> {
+    fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
         let number = self.fabric.number();
-        let state = State::new(&[self.shared.behaviour.seed, u64::from(number)]);
+        let state = State::new(&[self.shared.behaviour.seed, u64::from(number)], notes);
         let wire = Arc::new(Mutex::new(state));
         locked(&self.fabric.pairs).insert(number, wire.clone());
         let (fabric, shared) = (self.fabric.clone(), self.shared.clone());

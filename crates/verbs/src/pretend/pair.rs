@@ -88,16 +88,16 @@ impl PretendPair {
         self.at_peer(peer, |peer| peer.land(&part));
     }
 
-    /// Delivers a note to the peer.
+    /// Delivers a note to the peer. If the peer has no room for it, a later step tries again.
     fn tell(&self, state: MutexGuard<'_, State>, id: u64, note: u32) {
         let peer = state.peer;
         drop(state);
-        let reached = self.at_peer(peer, |peer| {
-            peer.happened(Done::Noted(note));
-            Ok(())
-        });
-        if reached.is_some() {
-            locked(&self.wire).happened(Done::Written(id));
+        let reached = self.at_peer(peer, |peer| Ok(peer.noted(note)));
+        let mut state = locked(&self.wire);
+        match reached {
+            Some(true) => state.happened(Done::Written(id)),
+            Some(false) if state.lost.is_none() => state.telling = Some((id, note)),
+            _ => {}
         }
     }
 

@@ -40,12 +40,14 @@ pub(super) struct State {
     pub(super) unread: Vec<Memory>,
     pub(super) done: VecDeque<Done>,
     pub(super) waker: Option<Waker>,
+    /// Maximum number of notes in `done`.
+    notes: usize,
     pub(super) rng: Rng,
     next_key: u32,
 }
 
 impl State {
-    pub(super) fn new(seed: &[u64]) -> Self {
+    pub(super) fn new(seed: &[u64], notes: usize) -> Self {
         Self {
             peer: None,
             lost: None,
@@ -58,6 +60,7 @@ impl State {
             unread: Vec::new(),
             done: VecDeque::new(),
             waker: None,
+            notes,
             rng: Rng::new(seed),
             next_key: 1,
         }
@@ -76,6 +79,16 @@ impl State {
     pub(super) fn happened(&mut self, done: Done) {
         self.done.push_back(done);
         self.wake();
+    }
+
+    /// Takes a note of the peer, if there is room for it.
+    pub(super) fn noted(&mut self, note: u32) -> bool {
+        let unread = self.done.iter().filter(|done| matches!(done, Done::Noted(_))).count();
+        let has_room = unread < self.notes;
+        if has_room {
+            self.happened(Done::Noted(note));
+        }
+        has_room
     }
 
     pub(super) fn wake(&mut self) {
