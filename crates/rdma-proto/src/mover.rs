@@ -27,6 +27,8 @@ pub struct Config {
     pub pieces: usize,
     /// Number of slots for commit records; 0 if nothing is committed.
     pub slots: usize,
+    /// Maximum number of pieces whose notes the receiver has not read; 0 if pieces have no notes.
+    pub notes: usize,
 }
 
 /// Memory of the peer for one chunk.
@@ -123,6 +125,8 @@ pub struct Mover {
     flying: BTreeMap<u64, Flying>,
     ended: VecDeque<u64>,
     next_piece: u64,
+    /// Pieces of this pair whose notes the receiver may not have read.
+    unread: usize,
     losses: u32,
 }
 
@@ -137,6 +141,7 @@ impl Mover {
             flying: BTreeMap::new(),
             ended: VecDeque::new(),
             next_piece: 0,
+            unread: 0,
             losses: 0,
         }
     }
@@ -186,6 +191,20 @@ impl Mover {
         self.slots.read(number);
         self.runs.remove(&number);
         self.losses = 0;
+    }
+
+    /// The receiver has read this many notes more. Returns false if it cannot be so: fewer were unread.
+    #[must_use]
+    pub fn handle_noted(&mut self, count: usize) -> bool {
+        let unread = self.unread.checked_sub(count);
+        self.unread = unread.unwrap_or(0);
+        unread.is_some()
+    }
+
+    /// Whether a piece may be moved: it has no note, or the receiver has room for its note. Otherwise the piece
+    /// would not complete before the receiver reads a note, and could not be withdrawn before.
+    fn has_room(&self) -> bool {
+        self.config.notes == 0 || self.unread < self.config.notes
     }
 
     /// Moves a range again that was moved and is missing at the peer nevertheless.
@@ -264,6 +283,7 @@ impl Mover {
         }
         self.ended.clear();
         self.slots.clear();
+        self.unread = 0;
         self.window.restart();
         self.losses += 1;
         if self.losses < LOSSES {
@@ -306,11 +326,11 @@ impl Mover {
             self.window.idle();
             return None;
         };
-        let longest = self.longest();
+        let (longest, has_room) = (self.longest(), self.has_room());
         let run = self.runs.get_mut(&number)?;
         let task = if let Some(&whole) = run.todo.front() {
             let range = Range::new(whole.start, whole.end.min(whole.start.saturating_add(longest)));
-            if self.window.permit(now, range.len()) != Permit::Now {
+            if !has_room || self.window.permit(now, range.len()) != Permit::Now {
                 return None;
             }
             if range.end == whole.end {
@@ -328,6 +348,7 @@ impl Mover {
         let (piece, grant) = (self.next_piece, run.grant);
         run.flying += 1;
         self.next_piece += 1;
+        self.unread += usize::from(self.config.notes > 0 && matches!(task, Task::Move(_)));
         let sent = self.window.sent(now, bytes);
         self.flying.insert(piece, Flying { number, task, sent });
         Some(Job { piece, grant, task })
@@ -336,7 +357,8 @@ impl Mover {
     /// When [`Self::poll_work`] will return work even if no event occurs before; `None` if only an event can
     /// help. It is later than `now` if `poll_work` returned nothing at the same `now`.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
-        let number = self.ready().filter(|_| self.flying.len() < self.config.pieces)?;
+        let may_move = self.flying.len() < self.config.pieces && self.has_room();
+        let number = self.ready().filter(|_| may_move)?;
         let longest = self.longest();
         let length = self.runs.get(&number)?.todo.front()?.len().min(longest);
         match self.window.permit(now, length) {

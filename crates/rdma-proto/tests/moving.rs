@@ -64,18 +64,15 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Flight::One(Duration::ZERO)),
         Just(Flight::One(MS))
     ];
-    (cuts, flights, 1_usize..40, 1_usize..5).prop_map(|(cut, flight, pieces, slots)| Config {
-        cut,
-        flight,
-        pieces,
-        slots,
-    })
+    (cuts, flights, 1_usize..40, 1_usize..5, 0_usize..4)
+        .prop_map(|(cut, flight, pieces, slots, notes)| Config { cut, flight, pieces, slots, notes })
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Completions come in any order, a pair is lost now and then, and the receiver takes chunks late.
+    /// Completions come in any order, a pair is lost now and then, and the receiver takes chunks and reads notes
+    /// late.
     #[test]
     fn every_byte_is_moved_once(
         config in configs(),
@@ -88,6 +85,7 @@ proptest! {
         let grants: Vec<Grant> = (0..).zip(&lengths).map(|(number, &length)| grant(number, length)).collect();
         grants.iter().for_each(|&grant| mover.handle_grant(grant));
         let (mut flying, mut taken, mut lost_bytes, mut losses) = (Vec::<Job>::new(), Vec::new(), 0, 0);
+        let mut unread = 0;
         for _ in 0..100_000 {
             if taken.len() == grants.len() {
                 break;
@@ -100,6 +98,8 @@ proptest! {
                 peer.take(&job);
                 flying.push(job);
                 prop_assert!(flying.len() <= config.pieces);
+                unread += usize::from(config.notes > 0 && matches!(job.task, Task::Move(_)));
+                prop_assert!(unread <= config.notes, "the receiver has no room for another note");
             }
             prop_assert!(mover.poll_timeout(now).is_none_or(|at| at > now), "it does nothing, and says no later time");
             prop_assert_eq!(flying.iter().map(bytes).sum::<u64>(), mover.under_way());
@@ -108,6 +108,7 @@ proptest! {
                 // What was not acknowledged is moved again.
                 lost_bytes += flying.drain(..).map(|job| bytes(&job)).sum::<u64>();
                 let verdict = mover.handle_lost_pair(now);
+                unread = 0;
                 peer.committed.retain(|number| taken.contains(number));
                 if verdict == Verdict::Again {
                     grants.iter().filter(|g| !taken.contains(&g.number)).for_each(|&g| mover.handle_grant(g));
@@ -117,6 +118,11 @@ proptest! {
                 mover.handle_done(now, job.piece, Outcome::Done);
             }
             while mover.poll_ended().is_some() {}
+            if unread > 0 && rng.hits(0.5) {
+                let read = rng.up_to(unread as u64) as usize;
+                prop_assert!(mover.handle_noted(read));
+                unread -= read;
+            }
             if let Some(&number) = peer.committed.iter().find(|number| !taken.contains(number)).filter(|_| rng.hits(0.3)) {
                 mover.handle_taken(number);
                 taken.push(number);
@@ -140,7 +146,7 @@ fn bytes(job: &Job) -> u64 {
 }
 
 fn window() -> Mover {
-    Mover::new(Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 128, slots: 256 })
+    Mover::new(Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 128, slots: 256, notes: 0 })
 }
 
 #[test]
@@ -198,7 +204,7 @@ fn transfer(config: Config, bytes: u64, rate: f64, trip: Duration) -> (Duration,
 #[test]
 fn one_piece_at_a_time_takes_a_round_trip_each() {
     let cut = Cut::Fixed { piece: 4 << 20, link_enable: Some(4096) };
-    let config = Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256 };
+    let config = Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256, notes: 0 };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     let model = jobs as f64 * 0.02 + f64::from(1 << 30) / 1.25e9;
     assert!((time.as_secs_f64() / model - 1.0).abs() < 0.001, "{time:?}, not {model}");
@@ -207,7 +213,7 @@ fn one_piece_at_a_time_takes_a_round_trip_each() {
 
 #[test]
 fn a_window_fills_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256 };
+    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256, notes: 0 };
     for (rate, most) in [(1.25e8, 9.7), (1.25e9, 1.2), (1.25e10, 0.31)] {
         let (time, _) = transfer(config, 1 << 30, rate, 20 * MS);
         assert!(time.as_secs_f64() < most, "{rate}: {time:?}");
@@ -235,7 +241,8 @@ fn what_is_withdrawn_stays_so() {
 #[test]
 fn what_is_missing_is_moved_again() {
     let cut = Cut::Forward { piece: 1_000, link_enable: None };
-    let mut mover = Mover::new(Config { cut, flight: Flight::One(Duration::ZERO), pieces: 9, slots: 0 });
+    let mut mover =
+        Mover::new(Config { cut, flight: Flight::One(Duration::ZERO), pieces: 9, slots: 0, notes: 0 });
     mover.handle_grant(grant(1, 3_000));
     let all = |mover: &mut Mover| {
         let mut ranges = Vec::new();
@@ -256,10 +263,36 @@ fn what_is_missing_is_moved_again() {
     assert_eq!(all(&mut mover), (vec![], None), "what was taken is over");
 }
 
+/// A piece with a note is posted only if the receiver has room for the note. So each posted piece completes,
+/// whether or not the receiver reads notes, and a grant can be withdrawn at any time.
+#[test]
+fn a_piece_waits_until_the_receiver_has_room_for_its_note() {
+    let cut = Cut::Forward { piece: 1_000, link_enable: None };
+    let mut mover = Mover::new(Config { cut, flight: Flight::All, pieces: 9, slots: 0, notes: 3 });
+    mover.handle_grant(grant(1, 20_000));
+    let post = |mover: &mut Mover| std::iter::from_fn(|| mover.poll_work(MS)).collect::<Vec<_>>();
+    let jobs = post(&mut mover);
+    assert_eq!((jobs.len(), mover.poll_timeout(MS)), (3, None));
+    for job in jobs {
+        mover.handle_done(MS, job.piece, Outcome::Done);
+    }
+    assert_eq!((mover.poll_work(MS), mover.poll_timeout(MS)), (None, None), "completed, but not read");
+    assert!(mover.handle_noted(2));
+    assert_eq!(post(&mut mover).len(), 2);
+    assert!(!mover.handle_noted(4), "three are unread");
+    assert_eq!(post(&mut mover).len(), 3);
+    assert_eq!(mover.handle_lost_pair(MS), Verdict::Again);
+    mover.handle_grant(grant(1, 20_000));
+    assert_eq!(post(&mut mover).len(), 3, "nothing is unread of a new pair");
+    assert!(!mover.withdraw(1));
+    mover.handle_grant(grant(2, 1_000));
+    assert_eq!(mover.poll_work(MS), None, "pieces of a withdrawn grant have notes too");
+}
+
 /// A device with few reads in flight uses pieces long enough to fill the path, but no longer than the limit.
 #[test]
 fn few_pieces_fill_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0 };
+    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0, notes: 0 };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     assert!(time.as_secs_f64() < 1.2, "{time:?} in {jobs} pieces");
     assert!(jobs >= 256, "{jobs} pieces, some longer than 4 MiB");

@@ -5,6 +5,10 @@
 //! sender waits only for its own device's completion, and perhaps for a fixed delay. A piece that was
 //! overwritten is missing. When the sender has sent all pieces of a chunk, this side tells it which ranges
 //! are missing.
+//!
+//! This side reads notes only while `receive` is called, and its device has room for [`NOTES`] of them. The
+//! sender writes no piece whose note has no room: the piece would not complete, so it could not be withdrawn
+//! and its bytes would stay in use. [`Word::Noted`] tells the sender how many notes were read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,10 +27,12 @@ use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
 use crate::words::{Word, RECORD};
-use crate::GRANTS;
+use crate::{GRANTS, NOTES};
 
 /// Maximum number of missing ranges of a chunk that one answer lists.
 const MOST_MISSING: usize = 64;
+/// Number of notes after which the sender is told that they were read.
+const NOTED: u32 = NOTES as u32 / 4;
 
 /// A chunk that is being assembled.
 struct Run {
@@ -44,6 +50,8 @@ pub(crate) struct Assembling {
     runs: BTreeMap<u64, Run>,
     /// Chunks that the sender has sent completely, and about which it waits for an answer.
     asked: VecDeque<u64>,
+    /// Notes of this pair that were read, and of which the sender was not told yet.
+    noted: u32,
 }
 
 impl Assembling {
@@ -54,6 +62,7 @@ impl Assembling {
             joined: Joined::new(device, joined),
             runs: BTreeMap::new(),
             asked: VecDeque::new(),
+            noted: 0,
         }
     }
 
@@ -74,6 +83,7 @@ impl Assembling {
             self.handle(done, outbox);
         }
         self.joined.renew(epoch, endpoint)?;
+        self.noted = 0;
         Ok(())
     }
 
@@ -84,7 +94,10 @@ impl Assembling {
                     outbox.say(&Word::Grant { number, to: slot });
                 }
             }
-            Done::Noted(_) => self.take_out(),
+            Done::Noted(_) => {
+                self.take_out();
+                self.count_note(outbox);
+            }
             Done::Opened(..) | Done::Written(_) | Done::Closed(..) | Done::Read(..) | Done::Lost(_) => {}
         }
     }
@@ -112,6 +125,13 @@ impl Assembling {
             if let Some(Run { header, landing, bytes, .. }) = self.runs.remove(&number) {
                 self.arrivals.push(Came { number, header, bytes, landing, copies: 1 });
             }
+        }
+    }
+
+    fn count_note(&mut self, outbox: &Outbox) {
+        self.noted += 1;
+        if self.noted == NOTED {
+            outbox.say(&Word::Noted { count: std::mem::take(&mut self.noted) });
         }
     }
 

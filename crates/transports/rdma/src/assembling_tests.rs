@@ -90,6 +90,18 @@ fn pieces_that_do_not_fit_change_nothing() {
     assert_eq!(came.bytes[..], bytes()[..]);
 }
 
+/// The sender must know how many notes are unread, whatever the pieces are.
+#[test]
+fn the_sender_is_told_how_many_notes_were_read() {
+    let mut ends = ends(4);
+    for read in 1..=2 * NOTES as u32 {
+        ends.write(0, 0, 0);
+        ends.poll().unwrap();
+        let told = if read % NOTED == 0 { vec![Word::Noted { count: NOTED }] } else { vec![] };
+        assert_eq!(ends.outbox.said(), told, "{read} notes were read");
+    }
+}
+
 #[test]
 fn withdrawn_chunks_give_their_memory_back() {
     let mut ends = ends(3);
@@ -99,6 +111,7 @@ fn withdrawn_chunks_give_their_memory_back() {
         let withdrawn = Word::Withdraw { number, committed: false };
         ends.receiver.handle_word(withdrawn, &ends.outbox).unwrap();
         ends.poll().unwrap();
+        ends.outbox.said();
         assert!(ends.receiver.runs.is_empty() && ends.receiver.arrivals.next().is_none());
     }
     let late = Word::Withdraw { number: u64::MAX, committed: false };

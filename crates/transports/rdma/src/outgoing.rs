@@ -279,6 +279,16 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Handles the message that the peer has read notes, so that there is room for as many more.
+    fn handle_noted(&mut self, count: u32) -> Result<()> {
+        // Until the peer has joined a new pair, such a message belongs to the lost pair.
+        if self.ring.is_some() && !self.mover.handle_noted(count as usize) {
+            return Err(corrupt("more notes read than were written"));
+        }
+        self.wake();
+        Ok(())
+    }
+
     fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
         let bytes = self.records.write(&record(grant.number))?;
         let at = u64::from(slot) * RECORD as u64;
@@ -343,6 +353,7 @@ impl Sends for Outgoing {
             Word::Grant { number, to } => self.handle_grant(number, to),
             Word::Taken { number } => self.handle_taken(number),
             Word::Missing { number, range } => self.handle_missing(number, range),
+            Word::Noted { count } => self.handle_noted(count),
             Word::Ring { epoch, endpoint, ring } => self.handle_ring(epoch, &endpoint, ring),
             Word::Broken { epoch } => self.handle_broken(epoch, outbox),
             _ => Err(corrupt("a word of another mode")),

@@ -56,7 +56,7 @@ impl Reading {
             pair,
             joined: true,
             epoch: 0,
-            mover: Mover::new(Config { pieces, slots: 0, ..config }),
+            mover: Mover::new(Config { pieces, slots: 0, notes: 0, ..config }),
             lent: BTreeMap::new(),
             runs: BTreeMap::new(),
             posted: HashMap::new(),

@@ -6,7 +6,7 @@ use thalweg_rdma_proto::{Config, Cut, Flight, HEADER, MOST_PIECE};
 use thalweg_transport::{Error, Kind, Need, Options, Result, Setting};
 use thalweg_wire::MAX_CHUNK;
 
-use crate::WORKS;
+use crate::{NOTES, WORKS};
 
 /// Slots of the ring that the peer writes commit records into.
 pub(crate) const SLOTS: usize = 256;
@@ -112,7 +112,8 @@ impl Choices {
             return Err(Error::no_baselines("read the options of rdma", choice));
         }
         let slots = if matches!(style, Style::Writes | Style::Printed) { SLOTS } else { 0 };
-        let mover = Config { cut, flight, pieces: WORKS, slots };
+        let notes = if style == Style::Slot { NOTES } else { 0 };
+        let mover = Config { cut, flight, pieces: WORKS, slots, notes };
         Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 

@@ -25,6 +25,9 @@ pub(crate) enum Word {
     Sent { number: u64 },
     /// The receiver answers [`Word::Sent`]: this range is missing. One message for each missing range.
     Missing { number: u64, range: Range },
+    /// The receiver has read this many notes since its last message of this kind, so the sender may write as
+    /// many more pieces into the slot.
+    Noted { count: u32 },
     /// The receiver has delivered or dropped the chunk.
     Taken { number: u64 },
     /// The side that moves the bytes has lost the pair. It sends the endpoint of its next pair.
@@ -93,6 +96,7 @@ impl Reader<'_> {
             7 => Word::Lent { number: self.number()?, header: self.header()?, from: self.remote()? },
             8 => Word::Sent { number: self.number()? },
             9 => Word::Missing { number: self.number()?, range: Range::new(self.number()?, self.number()?) },
+            12 => Word::Noted { count: self.epoch()? },
             _ => return Err(corrupt("an unknown word")),
         })
     }
@@ -130,6 +134,10 @@ impl Word {
             Word::Missing { number, range } => {
                 out.push(9);
                 [*number, range.start, range.end].iter().for_each(|number| out.extend(number.to_le_bytes()));
+            }
+            Word::Noted { count } => {
+                out.push(12);
+                out.extend(count.to_le_bytes());
             }
             Word::Taken { number } => {
                 out.push(3);
@@ -197,6 +205,7 @@ mod tests {
             Word::Ring { epoch: 6, endpoint, ring: to },
             Word::Broken { epoch: 7 },
             Word::Sent { number: 10 },
+            Word::Noted { count: 14 },
             Word::Missing { number: 11, range: Range::new(12, 13) },
             Word::Lent { number: 8, header: FrameHeader::chunk(chunk, 9), from: to },
         ]
