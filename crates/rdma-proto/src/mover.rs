@@ -13,7 +13,7 @@ use crate::slots::Slots;
 use crate::window::{Flight, Permit, Sent, Window};
 use crate::Time;
 
-/// The link ends when this many pairs are lost in a row and no chunk is taken in between.
+/// The link ends when this many pairs are lost in a row, and in between no grant is taken and no piece arrives.
 const LOSSES: u32 = 3;
 
 /// Settings of a mover.
@@ -29,6 +29,8 @@ pub struct Config {
     pub slots: usize,
     /// Maximum number of pieces whose notes the receiver has not read; 0 if pieces have no notes.
     pub notes: usize,
+    /// Most bytes that the device moves by one work request. A longer piece takes several.
+    pub longest: u64,
 }
 
 /// Memory of the peer for one chunk.
@@ -161,6 +163,11 @@ impl Mover {
         self.window.under_way()
     }
 
+    /// Whether all pieces of a grant are posted or have arrived.
+    pub fn is_posted(&self, number: u64) -> bool {
+        self.runs.get(&number).is_some_and(|run| run.todo.is_empty())
+    }
+
     /// Work requests in flight for a grant.
     pub fn flying(&self, number: u64) -> usize {
         self.runs.get(&number).map_or(0, |run| run.flying)
@@ -255,7 +262,8 @@ impl Mover {
             return;
         }
         match (task, outcome) {
-            (Task::Move(_), Outcome::Done) => {}
+            // The piece is not moved again, so this is progress.
+            (Task::Move(_), Outcome::Done) => self.losses = 0,
             (Task::Move(range), Outcome::Lost) => run.todo.push_front(range),
             (Task::Commit(_), Outcome::Done) => run.commit = Commit::Done,
             (Task::Commit(_), Outcome::Lost) => {
@@ -308,13 +316,14 @@ impl Mover {
     /// Length of the longest piece now, in bytes. If few pieces may be in flight, they must be long enough to
     /// fill the window.
     fn longest(&self) -> u64 {
-        match self.config.cut {
+        let longest = match self.config.cut {
             Cut::Adaptive => {
                 let share = self.window.bytes() / self.config.pieces.max(1) as u64;
                 self.window.size.bytes().max(share.min(MOST_PIECE))
             }
             Cut::Fixed { .. } | Cut::Forward { .. } | Cut::Whole => u64::MAX,
-        }
+        };
+        longest.min(self.config.longest).max(1)
     }
 
     /// The next work request; `None` if there is none now.

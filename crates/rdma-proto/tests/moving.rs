@@ -1,12 +1,12 @@
 //! Tests of both ends of one-sided transfers in virtual time. Completions come in any order, and pairs are
 //! lost.
-#![allow(clippy::unwrap_used)] // a panic is how tests report
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use thalweg_rdma_proto::{Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
+use thalweg_rdma_proto::{count, Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
 use thalweg_rng::Rng;
 use thalweg_wire::Ranges;
 
@@ -64,8 +64,10 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Flight::One(Duration::ZERO)),
         Just(Flight::One(MS))
     ];
-    (cuts, flights, 1_usize..40, 1_usize..5, 0_usize..4)
-        .prop_map(|(cut, flight, pieces, slots, notes)| Config { cut, flight, pieces, slots, notes })
+    let longest = prop_oneof![Just(u64::MAX), 1_000_u64..2_000_000];
+    let made =
+        |(cut, flight, pieces, slots, notes, longest)| Config { cut, flight, pieces, slots, notes, longest };
+    (cuts, flights, 1_usize..40, 1_usize..5, 0_usize..4, longest).prop_map(made)
 }
 
 proptest! {
@@ -146,7 +148,14 @@ fn bytes(job: &Job) -> u64 {
 }
 
 fn window() -> Mover {
-    Mover::new(Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 128, slots: 256, notes: 0 })
+    Mover::new(Config {
+        cut: Cut::Adaptive,
+        flight: Flight::Window,
+        pieces: 128,
+        slots: 256,
+        notes: 0,
+        longest: u64::MAX,
+    })
 }
 
 #[test]
@@ -157,6 +166,25 @@ fn three_losses_without_progress_end_the_link() {
     mover.handle_taken(0);
     assert_eq!([(); 2].map(|()| mover.handle_lost_pair(MS)), [Verdict::Again; 2]);
     assert_eq!(mover.handle_lost_pair(MS), Verdict::End);
+}
+
+/// A piece that has arrived is not moved again, so an update of many pieces outlives many losses.
+#[test]
+fn a_piece_that_arrives_between_losses_is_progress() {
+    let cut = Cut::Fixed { piece: 1_000, link_enable: None };
+    let flight = Flight::One(Duration::ZERO);
+    let mut mover = Mover::new(Config { cut, flight, pieces: 9, slots: 1, notes: 0, longest: u64::MAX });
+    let mut moved = Ranges::new();
+    for loss in 0..9 {
+        mover.handle_grant(grant(1, 10_000));
+        let job = mover.poll_work(MS).unwrap();
+        let Task::Move(range) = job.task else { panic!("{job:?}") };
+        assert_eq!(moved.insert(range).len(), 1, "moved again");
+        mover.handle_done(MS, job.piece, Outcome::Done);
+        assert!(mover.poll_work(MS).is_some());
+        assert_eq!(mover.handle_lost_pair(MS), Verdict::Again, "loss {loss}");
+    }
+    assert_eq!([(); 2].map(|()| mover.handle_lost_pair(MS)), [Verdict::Again, Verdict::End]);
 }
 
 #[test]
@@ -204,16 +232,69 @@ fn transfer(config: Config, bytes: u64, rate: f64, trip: Duration) -> (Duration,
 #[test]
 fn one_piece_at_a_time_takes_a_round_trip_each() {
     let cut = Cut::Fixed { piece: 4 << 20, link_enable: Some(4096) };
-    let config = Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256, notes: 0 };
+    let config = Config {
+        cut,
+        flight: Flight::One(Duration::ZERO),
+        pieces: 128,
+        slots: 256,
+        notes: 0,
+        longest: u64::MAX,
+    };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     let model = jobs as f64 * 0.02 + f64::from(1 << 30) / 1.25e9;
     assert!((time.as_secs_f64() / model - 1.0).abs() < 0.001, "{time:?}, not {model}");
     assert_eq!(jobs, 259, "256 pieces and the header's, Link-Enable, the commit record");
 }
 
+/// Table 3: the paper's update sizes and chunk counts, and the work requests of the machine that moves them. The
+/// last one is the commit record. Where the paper's header has a chunk of its own, the record takes its place.
+#[test]
+fn work_requests_are_those_of_table_3() {
+    let cut = Cut::Fixed { piece: 4 << 20, link_enable: Some(4096) };
+    let config = Config {
+        cut,
+        flight: Flight::One(Duration::ZERO),
+        pieces: 128,
+        slots: 256,
+        notes: 0,
+        longest: u64::MAX,
+    };
+    let rows = [
+        (1.1, 1, 2),
+        (2.3, 2, 3),
+        (4.5, 4, 4),
+        (9.0, 5, 5),
+        (18.0, 7, 7),
+        (36.0, 12, 12),
+        (72.0, 21, 21),
+        (144.0, 39, 39),
+        (288.0, 75, 75),
+    ];
+    for (mib, chunks, works) in rows {
+        let bytes = (mib * f64::from(1 << 20)) as u64;
+        let (_, jobs) = transfer(config, bytes, 1.25e9, 20 * MS);
+        assert_eq!((count(bytes, 4 << 20, Some(4096)), jobs), (chunks, works), "{mib} MiB");
+    }
+}
+
+/// A device moves at most so many bytes by one work request.
+#[test]
+fn a_whole_update_is_no_longer_than_the_device_takes() {
+    let config =
+        Config { cut: Cut::Whole, flight: Flight::All, pieces: 128, slots: 256, notes: 0, longest: 1 << 30 };
+    assert_eq!(transfer(config, (5 << 30) + 1, 1.25e9, 20 * MS).1, 7, "six pieces and the record");
+}
+
 #[test]
 fn a_window_fills_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256, notes: 0 };
+    let config = Config {
+        cut: Cut::Adaptive,
+        flight: Flight::Window,
+        pieces: 256,
+        slots: 256,
+        notes: 0,
+        longest: u64::MAX,
+    };
     for (rate, most) in [(1.25e8, 9.7), (1.25e9, 1.2), (1.25e10, 0.31)] {
         let (time, _) = transfer(config, 1 << 30, rate, 20 * MS);
         assert!(time.as_secs_f64() < most, "{rate}: {time:?}");
@@ -241,8 +322,14 @@ fn what_is_withdrawn_stays_so() {
 #[test]
 fn what_is_missing_is_moved_again() {
     let cut = Cut::Forward { piece: 1_000, link_enable: None };
-    let mut mover =
-        Mover::new(Config { cut, flight: Flight::One(Duration::ZERO), pieces: 9, slots: 0, notes: 0 });
+    let mut mover = Mover::new(Config {
+        cut,
+        flight: Flight::One(Duration::ZERO),
+        pieces: 9,
+        slots: 0,
+        notes: 0,
+        longest: u64::MAX,
+    });
     mover.handle_grant(grant(1, 3_000));
     let all = |mover: &mut Mover| {
         let mut ranges = Vec::new();
@@ -268,7 +355,8 @@ fn what_is_missing_is_moved_again() {
 #[test]
 fn a_piece_waits_until_the_receiver_has_room_for_its_note() {
     let cut = Cut::Forward { piece: 1_000, link_enable: None };
-    let mut mover = Mover::new(Config { cut, flight: Flight::All, pieces: 9, slots: 0, notes: 3 });
+    let mut mover =
+        Mover::new(Config { cut, flight: Flight::All, pieces: 9, slots: 0, notes: 3, longest: u64::MAX });
     mover.handle_grant(grant(1, 20_000));
     let post = |mover: &mut Mover| std::iter::from_fn(|| mover.poll_work(MS)).collect::<Vec<_>>();
     let jobs = post(&mut mover);
@@ -292,7 +380,14 @@ fn a_piece_waits_until_the_receiver_has_room_for_its_note() {
 /// A device with few reads in flight uses pieces long enough to fill the path, but no longer than the limit.
 #[test]
 fn few_pieces_fill_the_path() {
-    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0, notes: 0 };
+    let config = Config {
+        cut: Cut::Adaptive,
+        flight: Flight::Window,
+        pieces: 16,
+        slots: 0,
+        notes: 0,
+        longest: u64::MAX,
+    };
     let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
     assert!(time.as_secs_f64() < 1.2, "{time:?} in {jobs} pieces");
     assert!(jobs >= 256, "{jobs} pieces, some longer than 4 MiB");

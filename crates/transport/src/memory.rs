@@ -259,6 +259,9 @@ impl MemoryLink {
     }
 
     fn deliver(&self, header: &FrameHeader, payload: &[u8], prepared: Option<Claim>, sink: &dyn Sink) {
+        if prepared.is_some() {
+            sink.begun(&header.chunk);
+        }
         let place = prepared.map(Target::Place).or_else(|| sink.place(&header.chunk));
         if let Some(mut target) = place {
             target.bytes_mut().copy_from_slice(payload);

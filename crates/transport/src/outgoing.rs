@@ -151,6 +151,12 @@ impl ChunkRef {
         self.range
     }
 
+    /// CRC-32C of the chunk's `payload`, which is what [`Outgoing::frame`] or [`Outgoing::run`] returned. The
+    /// first call computes it; later calls, also of the chunk's other senders, reuse it.
+    pub fn checksum(&self, payload: &[u8]) -> u32 {
+        *self.checksum.get_or_init(|| checksum(payload))
+    }
+
     /// Returns a copy of the chunk's `payload`, and whether this call made it. `payload` is what
     /// [`Outgoing::frame`] returned. Senders that need a copy at the same time share one; it lasts as long as
     /// a sender holds it.
@@ -308,7 +314,7 @@ impl Outgoing {
     /// first call computes the chunk's checksum; later calls reuse it.
     pub fn frame(&self, chunk: &ChunkRef) -> Option<(FrameHeader, Bytes)> {
         let payload = self.payload(chunk)?;
-        let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
+        let sum = chunk.checksum(&payload);
         Some((FrameHeader::chunk(self.header(chunk), sum), payload))
     }
 
@@ -319,6 +325,38 @@ impl Outgoing {
     pub fn lent(&self, chunk: &ChunkRef) -> Option<(ChunkHeader, Option<u32>, Bytes)> {
         let payload = self.payload(chunk)?;
         Some((self.header(chunk), chunk.checksum.get().copied(), payload))
+    }
+
+    /// Groups the chunks into runs, as ranges of their indices. The chunks of a run lie one after the other,
+    /// both in the update and in memory. From the second on they have the same length; only the last may be
+    /// shorter.
+    pub fn runs(&self) -> Vec<std::ops::Range<usize>> {
+        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+        for (at, chunk) in self.chunks.iter().enumerate() {
+            match runs.last_mut().filter(|run| self.continues(run, chunk)) {
+                Some(run) => run.end = at + 1,
+                None => runs.push(at..at + 1),
+            }
+        }
+        runs
+    }
+
+    fn continues(&self, run: &std::ops::Range<usize>, chunk: &ChunkRef) -> bool {
+        let last = &self.chunks[run.end - 1];
+        let length = if run.len() == 1 { chunk.range.len() } else { self.chunks[run.start + 1].range.len() };
+        let follows = last.range.end == chunk.range.start && last.at + last.range.len() == chunk.at;
+        follows && chunk.range.len() <= length && (run.len() == 1 || last.range.len() == length)
+    }
+
+    /// Returns the header of the first chunk of a run and the payload of the whole run, which is borrowed from
+    /// the arena. `None` once cancelled, or if the run is empty.
+    pub fn run(&self, run: &std::ops::Range<usize>) -> Option<(ChunkHeader, Bytes)> {
+        let chunks = self.chunks.get(run.clone())?;
+        let (first, last) = (chunks.first()?, chunks.last()?);
+        let loan = self.cancel.loan();
+        let range = first.at as usize..(last.at + last.range.len()) as usize;
+        let lent = !self.cancel.is_cancelled() && range.start <= range.end && range.end <= loan.len();
+        lent.then(|| (self.header(first), loan.slice(range)))
     }
 
     fn header(&self, chunk: &ChunkRef) -> ChunkHeader {
@@ -352,6 +390,26 @@ mod tests {
         let (header, payload) = update.frame(&update.chunks()[3]).unwrap();
         assert_eq!((header.chunk.offset, header.chunk.length), (96, 4));
         assert_eq!(header.verify(&payload), Ok(()));
+    }
+
+    #[test]
+    fn runs_are_contiguous_and_even() {
+        let wanted: Ranges = [Range::new(5, 50), Range::new(90, 100)].into_iter().collect();
+        let bytes = Bytes::from((0..100).collect::<Vec<u8>>());
+        let update = Outgoing::new(id(), bytes, &wanted, 16, Cancel::default());
+        assert_eq!(update.runs(), [0..4, 4..6], "5 to 50 in chunks of 11, 16, 16 and 2; 90 to 100 in two");
+        let (first, payload) = update.run(&(0..4)).unwrap();
+        assert_eq!((first.offset, first.length, payload.len(), payload[0]), (5, 11, 45, 5));
+        let sum = update.chunks()[1].checksum(&payload[11..27]);
+        assert_eq!(update.frame(&update.chunks()[1]).unwrap().0.payload_checksum, sum);
+        let chunks = [(0, 4), (4, 4), (8, 2), (10, 2), (12, 4), (20, 4)];
+        let update = Outgoing::packed(id(), Bytes::from(vec![1; 20]), chunks, Cancel::default());
+        assert_eq!(update.runs(), [0..3, 3..5, 5..6]);
+        let order = [1, 0].map(|at: usize| update.chunks()[at].clone());
+        assert_eq!(update.with_chunks(order).runs(), [0..1, 1..2], "in another order");
+        assert!(update.run(&(2..9)).is_none() && update.run(&(0..0)).is_none());
+        update.cancel().cancel();
+        assert!(update.run(&(0..1)).is_none());
     }
 
     #[test]

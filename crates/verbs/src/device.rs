@@ -126,8 +126,8 @@ impl Memory {
         &mut self.0
     }
 
-    /// Address of the first byte.
-    pub(crate) fn address(&self) -> u64 {
+    /// Address of the first byte; 0 if there is none.
+    pub fn address(&self) -> u64 {
         self.0.first().map_or(0, |claim| claim.as_ptr() as u64)
     }
 }

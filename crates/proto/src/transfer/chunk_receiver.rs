@@ -16,6 +16,12 @@ pub trait ChunkReceiver {
         (incoming.fit(now, chunk.range()), incoming.reassembly().total())
     }
 
+    /// Whether all of a chunk would be new, before any of its bytes arrive. It takes no time and counts nothing:
+    /// the chunk may never arrive.
+    fn foresees(&mut self, chunk: &ChunkHeader) -> bool {
+        self.receiving(chunk).is_some_and(|incoming| incoming.reassembly().fit(chunk.range()) == Fit::New)
+    }
+
     /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
     /// knows the chunk's length.
     fn begun(&mut self, now: Time, chunk: &ChunkHeader) {

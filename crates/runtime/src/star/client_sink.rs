@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use thalweg_arena::Claim;
 use thalweg_proto::{ChunkReceiver, ClientMachine, Fit};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, WireError};
@@ -18,6 +19,11 @@ pub(crate) struct ClientSink {
 }
 
 impl Sink for ClientSink {
+    fn prepare(&self, chunk: &ChunkHeader) -> Option<Claim> {
+        let foreseen = lock(&self.dialer.machine).foresees(chunk);
+        self.dialer.policy.arena().filter(|_| foreseen)?.claim(chunk.range()).ok()
+    }
+
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         let (fit, _) = lock(&self.dialer.machine).fit(self.dialer.now(), chunk);
         match fit {

@@ -94,6 +94,18 @@ fn copy_fresh(chunk: &ChunkHeader, target: &Target, stored: &Stored, claim: &mut
 }
 
 impl Sink for ServerSink {
+    fn prepare(&self, chunk: &ChunkHeader) -> Option<Claim> {
+        // What is folded on arrival has no place of its own.
+        if self.hub.policy.keep {
+            return None;
+        }
+        let Some(Place::New { sender, weight }) = lock(&self.hub.machine).foresee(self.link, chunk) else {
+            return None;
+        };
+        self.weight.store(weight.to_bits(), Ordering::Relaxed);
+        self.hub.policy.reducer.place(sender, chunk.range())
+    }
+
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         let place = lock(&self.hub.machine).place(self.hub.now(), self.link, chunk);
         if let Place::New { weight, .. } | Place::Part { weight, .. } = place {

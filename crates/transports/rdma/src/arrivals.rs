@@ -1,14 +1,14 @@
 //! The state that all receiving sides share: the peer's offers, credit for chunks, the chunks that have
 //! arrived, and the tasks to wake.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use thalweg_transport::Result;
 use thalweg_verbs::Device;
-use thalweg_wire::FrameHeader;
 
+use crate::extent::{Extent, Part};
 use crate::offers::Offers;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing};
@@ -18,6 +18,10 @@ pub(crate) struct Arrivals {
     pub(crate) stock: Stock,
     pub(crate) offers: Offers,
     came: VecDeque<Came>,
+    /// Parts in `came` that the peer has withdrawn since.
+    left: BTreeSet<u64>,
+    /// The part that is being delivered, or was last, and whether the peer has withdrawn it.
+    delivered: Option<(u64, bool)>,
     driver: Option<Waker>,
     receiver: Option<Waker>,
 }
@@ -28,35 +32,65 @@ impl Arrivals {
             stock: Stock::new(device, pool),
             offers: Offers::default(),
             came: VecDeque::new(),
+            left: BTreeSet::new(),
+            delivered: None,
             driver: None,
             receiver: None,
         }
     }
 
-    /// Adds an offer of the peer. `granted` is the number of chunks that were granted and have not arrived.
+    /// Handles an offer of a peer that writes. `granted` is the number of parts that were granted and have not
+    /// arrived.
     ///
     /// # Errors
-    /// As [`Offers::add`].
-    pub(crate) fn offered(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
-        self.offers.add(number, header, granted + self.len())
+    /// As [`Offers::add`] and [`Offers::ready`].
+    pub(crate) fn offered(&mut self, number: u64, extent: Extent, granted: usize) -> Result<()> {
+        self.offers.add(number, extent)?;
+        self.ready(number, granted)
     }
 
-    /// The same for a peer that may leave out numbers, see [`Offers::add_after_gap`].
+    /// Adds the next part of the extent that was offered last.
     ///
     /// # Errors
-    /// As [`Offers::add`].
-    pub(crate) fn lent(&mut self, number: u64, header: FrameHeader, granted: usize) -> Result<()> {
-        self.offers.add_after_gap(number, header, granted + self.len())
+    /// As [`Offers::ready`].
+    pub(crate) fn ready(&mut self, number: u64, granted: usize) -> Result<()> {
+        self.offers.ready(number, granted + self.len())
+    }
+
+    /// The same for a peer that may leave out numbers, see [`Offers::ready_after_gap`].
+    ///
+    /// # Errors
+    /// As [`Offers::ready`].
+    pub(crate) fn lent(&mut self, number: u64, granted: usize) -> Result<()> {
+        self.offers.ready_after_gap(number, granted + self.len())
+    }
+
+    /// Withdraws a part for the peer.
+    ///
+    /// # Errors
+    /// As [`Offers::withdraw`].
+    pub(crate) fn withdraw(&mut self, number: u64) -> Result<()> {
+        self.offers.withdraw(number)?;
+        if self.came.iter().any(|came| came.number == number) {
+            self.left.insert(number);
+        }
+        self.delivered = self.delivered.map(|(other, is_left)| (other, is_left || other == number));
+        Ok(())
+    }
+
+    /// Whether the peer has withdrawn the part that is being delivered.
+    pub(crate) fn is_left(&self) -> bool {
+        self.delivered.is_some_and(|(_, is_left)| is_left)
     }
 
     /// See [`Offers::next`].
-    pub(crate) fn next_offer(&mut self, count: u64) -> Option<(u64, FrameHeader)> {
+    pub(crate) fn next_offer(&mut self, count: u64) -> Option<(u64, Part)> {
         self.offers.next(count, &mut self.stock)
     }
 
     /// See [`Offers::placed`].
-    pub(crate) fn placed(&mut self, number: u64, length: u64) -> bool {
-        self.offers.placed(number, length, &mut self.stock)
+    pub(crate) fn placed(&mut self, number: u64, bytes: u64) -> bool {
+        self.offers.placed(number, bytes, &mut self.stock)
     }
 
     /// Registers the waker of the task that drives this side.
@@ -94,7 +128,9 @@ impl Arrivals {
 
     /// The next chunk to deliver.
     pub(crate) fn next(&mut self) -> Option<Came> {
-        self.came.pop_front()
+        let came = self.came.pop_front()?;
+        self.delivered = Some((came.number, self.left.remove(&came.number)));
+        Some(came)
     }
 
     /// Returns the credit of a chunk that was delivered or dropped.

@@ -17,9 +17,10 @@ use std::task::Context;
 use thalweg_arena::Claim;
 use thalweg_transport::Result;
 use thalweg_verbs::{Device, Done, Endpoint, Pair};
-use thalweg_wire::{checksum, FrameHeader, Range, Ranges};
+use thalweg_wire::{checksum, Range, Ranges};
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
 use crate::offers::corrupt;
 use crate::outbox::Outbox;
@@ -34,9 +35,11 @@ const MOST_MISSING: usize = 64;
 /// Number of notes after which the sender is told that they were read.
 const NOTED: u32 = NOTES as u32 / 4;
 
-/// A chunk that is being assembled.
+/// A part that is being assembled.
 struct Run {
-    header: FrameHeader,
+    part: Part,
+    /// The part's checksum, once the sender has said it.
+    sum: Option<u32>,
     landing: Landing,
     bytes: Claim,
     there: Ranges,
@@ -67,10 +70,10 @@ impl Assembling {
     }
 
     fn handle_withdraw(&mut self, number: u64) -> Result<()> {
-        self.arrivals.offers.withdraw(number)?;
+        self.arrivals.withdraw(number)?;
         if let Some(run) = self.runs.remove(&number) {
             drop(run.bytes);
-            self.arrivals.stock.done(run.header.length() as u64, run.landing);
+            self.arrivals.stock.done(run.part.bytes, run.landing);
         }
         Ok(())
     }
@@ -110,8 +113,8 @@ impl Assembling {
         }
         let Some(Piece { number, range, checksum: sum }) = Piece::decode(&header) else { return };
         let Some(run) = self.runs.get_mut(&number) else { return };
-        let all = Range::new(0, run.header.length() as u64);
-        // Drop the piece if it lies outside its chunk, or if it overlaps bytes that were copied out with a
+        let all = Range::new(0, run.part.bytes);
+        // Drop the piece if it lies outside its part, or if it overlaps bytes that were copied out with a
         // correct checksum.
         if range.end > all.end || run.there.within(range).next().is_some() {
             return;
@@ -121,10 +124,22 @@ impl Assembling {
             return;
         }
         run.there.insert(range);
-        if run.there.covers(all) {
-            if let Some(Run { header, landing, bytes, .. }) = self.runs.remove(&number) {
-                self.arrivals.push(Came { number, header, bytes, landing, copies: 1 });
-            }
+        self.end(number);
+    }
+
+    /// Queues a part for delivery once all of it and its checksum are there.
+    fn end(&mut self, number: u64) {
+        let all = |run: &Run| run.sum.filter(|_| run.there.covers(Range::new(0, run.part.bytes)));
+        let Some(sum) = self.runs.get(&number).and_then(all) else { return };
+        if let Some(Run { part, landing, bytes, .. }) = self.runs.remove(&number) {
+            self.arrivals.push(Came { number, part, sum, bytes: vec![bytes], landing, copies: 1 });
+        }
+    }
+
+    fn handle_sum(&mut self, number: u64, sum: u32) {
+        if let Some(run) = self.runs.get_mut(&number) {
+            run.sum = Some(sum);
+            self.end(number);
         }
     }
 
@@ -139,7 +154,7 @@ impl Assembling {
     fn answer(&mut self, outbox: &Outbox) {
         for number in std::mem::take(&mut self.asked) {
             let Some(run) = self.runs.get(&number) else { continue };
-            let all = Range::new(0, run.header.length() as u64);
+            let all = Range::new(0, run.part.bytes);
             for range in run.there.missing_in(all).into_iter().take(MOST_MISSING) {
                 outbox.say(&Word::Missing { number, range });
             }
@@ -150,7 +165,9 @@ impl Assembling {
 impl Receives for Assembling {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.arrivals.offered(number, header, self.runs.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
+            Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
+            Word::Sum { number, sum } => self.handle_sum(number, sum),
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             // `poll` answers this message, and only `receive` calls `poll`. While nobody receives, further
@@ -184,13 +201,12 @@ impl Receives for Assembling {
     fn grant_memory(
         &mut self,
         number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
+        part: Part,
+        places: Vec<Option<Claim>>,
         outbox: &Outbox,
     ) -> Result<()> {
-        let length = header.length() as u64;
-        let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
-        self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });
+        let (bytes, landing) = self.arrivals.stock.keep(part.bytes, places)?;
+        self.runs.insert(number, Run { part, sum: None, landing, bytes, there: Ranges::new() });
         // While a lost pair is being replaced, `handle` sends the grant once the slot is open again.
         if let Some(to) = self.joined.first() {
             outbox.say(&Word::Grant { number, to });

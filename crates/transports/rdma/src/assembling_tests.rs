@@ -5,7 +5,7 @@ use thalweg_verbs::pretend::settle;
 use thalweg_verbs::Work;
 
 use super::*;
-use crate::ends::{header, Ends};
+use crate::ends::{extent, verify, Ends};
 
 const LENGTH: u64 = 3_000;
 const PIECE: u64 = 1_000;
@@ -22,10 +22,10 @@ fn bytes() -> Vec<u8> {
 impl Ends<Assembling> {
     /// Offers a chunk, and checks that it is granted.
     fn granted(&mut self, number: u64) {
-        let header = header(&bytes());
-        self.receiver.handle_word(Word::Offer { number, header }, &self.outbox).unwrap();
-        let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
-        self.receiver.grant(number, header, None, &self.outbox).unwrap();
+        let extent = extent(LENGTH as u32);
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox).unwrap();
+        let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
+        self.receiver.grant(number, part, vec![None], &self.outbox).unwrap();
         assert_eq!(self.outbox.said(), [Word::Grant { number, to: self.first }]);
     }
 
@@ -37,6 +37,11 @@ impl Ends<Assembling> {
         let bytes = self.bytes(&all);
         self.sender.post(1, Work::Note { bytes, to: self.first, note: 0 }).unwrap();
         settle(&mut self.sender);
+    }
+
+    fn sum(&mut self, number: u64) {
+        let sum = Word::Sum { number, sum: checksum(&bytes()) };
+        self.receiver.handle_word(sum, &self.outbox).unwrap();
     }
 
     /// Asks the receiver which ranges are missing, and returns the ranges of its answer.
@@ -64,10 +69,12 @@ fn what_is_written_over_before_it_is_read_is_missing_and_said_to_be() {
     assert_eq!(ends.missing(0), [(0, 1_000)]);
     ends.write(0, 0, 0);
     ends.poll().unwrap();
-    assert_eq!(ends.missing(0), [], "it has come");
+    assert_eq!(ends.missing(0), [], "all bytes are there");
+    assert!(ends.receiver.arrivals.next().is_none(), "the checksum is not there");
+    ends.sum(0);
     let came = ends.receiver.arrivals.next().unwrap();
-    assert_eq!((&came.bytes[..], came.copies), (&bytes()[..], 1));
-    assert_eq!(came.header.verify(&came.bytes), Ok(()));
+    assert_eq!((&came.bytes[0][..], came.copies), (&bytes()[..], 1));
+    assert_eq!(verify(&came), Ok(()));
 }
 
 /// A piece is ignored if it is damaged, belongs to another chunk, reaches beyond its chunk, or overlaps bytes
@@ -85,9 +92,10 @@ fn pieces_that_do_not_fit_change_nothing() {
     ends.write(0, 0, 0);
     ends.poll().unwrap();
     ends.write(0, 2_000, 0);
+    ends.sum(0);
     ends.poll().unwrap();
     let came = ends.receiver.arrivals.next().unwrap();
-    assert_eq!(came.bytes[..], bytes()[..]);
+    assert_eq!(came.bytes[0][..], bytes()[..]);
 }
 
 /// The sender must know how many notes are unread, whatever the pieces are.

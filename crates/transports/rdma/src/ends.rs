@@ -6,14 +6,15 @@ use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_transport::Result;
+use thalweg_transport::Result as Outcome;
 use thalweg_verbs::pretend::{connected, settle, Behaviour, Fabric, Pretend};
 use thalweg_verbs::{Device, Done, Pair, Remote, Work};
-use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
+use thalweg_wire::{checksum, ChunkHeader, LayoutHash, WireError};
 
+use crate::extent::{Extent, Part};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
-use crate::sides::Receives;
+use crate::sides::{Came, Receives};
 use crate::NOTES;
 
 /// Polls after which a receiving side has handled everything.
@@ -52,7 +53,7 @@ impl<R: Receives> Ends<R> {
         Self { device, receiver, outbox: Outbox::new().0, sender, first, place }
     }
 
-    pub(crate) fn poll(&mut self) -> Result<()> {
+    pub(crate) fn poll(&mut self) -> Outcome<()> {
         let mut context = Context::from_waker(Waker::noop());
         (0..ENOUGH).try_for_each(|_| self.receiver.poll(&mut context, &self.outbox))
     }
@@ -66,9 +67,14 @@ impl<R: Receives> Ends<R> {
     }
 }
 
-/// The header of a chunk of these bytes.
-pub(crate) fn header(bytes: &[u8]) -> FrameHeader {
-    let (layout, length) = (LayoutHash(1), bytes.len() as u32);
-    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout, offset: 0, length };
-    FrameHeader::chunk(chunk, checksum(bytes))
+/// An extent of one chunk.
+pub(crate) fn extent(length: u32) -> Extent {
+    let first = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length };
+    Extent { all: Part::one(first), whole: false }
+}
+
+/// Checks the bytes of a part of one chunk against the sender's checksum.
+pub(crate) fn verify(came: &Came) -> Result<(), WireError> {
+    let (found, computed) = (came.sum, checksum(&came.bytes[0]));
+    (found == computed).then_some(()).ok_or(WireError::PayloadChecksum { found, computed })
 }

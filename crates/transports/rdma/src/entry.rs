@@ -1,13 +1,14 @@
-//! The state that the sending side keeps for each offered chunk, and the buffer for commit records and
+//! The state that the sending side keeps for each offered part, and the buffer for commit records and
 //! headers of pieces.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_transport::{ChunkRef, Error, ErrorKind, Result};
 use thalweg_wire::Range;
 
+use crate::extent::checksum_of_chunks;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
 use crate::tracker::Tracker;
@@ -20,26 +21,32 @@ const RECORDS: u64 = 2 * SLOTS as u64;
 pub(crate) enum State {
     Offered,
     Granted,
-    /// The chunk was withdrawn. If it was `committed` before, the entry stays until the peer answers `Taken`.
+    /// The part was withdrawn. If it was `committed` before, the entry stays until the peer answers `Taken`.
     /// Otherwise it stays until the last of its work requests has completed.
     Leaving {
         committed: bool,
     },
 }
 
-/// A chunk that was offered and not yet taken.
+/// A part that was offered and not yet taken.
 pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) length: u64,
     pub(crate) bytes: Bytes,
+    pub(crate) chunks: Vec<ChunkRef>,
     /// The pool arena with a copy of the bytes, if the bytes were in no registered arena.
     pub(crate) staged: Option<Arena>,
-    /// To be notified when the chunk's bytes are free.
+    /// To be notified when the part's bytes are free.
     pub(crate) tracker: Option<Arc<Tracker>>,
 }
 
 impl Entry {
-    /// Notifies the tracker that the chunk's bytes are free.
+    /// The part's checksum. It computes those of the chunks that have none yet.
+    pub(crate) fn sum(&self) -> u32 {
+        checksum_of_chunks(&self.chunks, &self.bytes)
+    }
+
+    /// Notifies the tracker that the part's bytes are free.
     pub(crate) fn release(&mut self, number: u64) {
         if let Some(tracker) = self.tracker.take() {
             tracker.ended(number);

@@ -29,7 +29,7 @@ use crate::settings::{Style, SLOTS};
 use crate::words::{put_remote, Reader, RECORD};
 use crate::{NOTES, WORKS};
 
-const MAGIC: &[u8; 5] = b"tlwr\x02";
+const MAGIC: &[u8; 5] = b"tlwr\x03";
 const SHAKE: &str = "shake hands";
 /// Longest reason for a refusal, in bytes.
 const REASON: usize = 600;

@@ -1,7 +1,7 @@
 //! The receiving side of a link whose peer writes: offers, granted memory, and commit records.
 //!
-//! A chunk is offered, placed, granted, written, committed, revoked and stored, in this order. The receiver
-//! looks at the bytes only after the peer's key to them is invalid. So a late write cannot change bytes that
+//! A part is offered, placed, granted, written, committed, revoked and stored, in this order. The receiver
+//! looks at its bytes only after the peer's key to them is invalid. So a late write cannot change bytes that
 //! are in use.
 
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use std::task::Context;
 
 use thalweg_arena::Claim;
 use thalweg_transport::Result;
-use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
-use thalweg_wire::FrameHeader;
+use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
 use crate::offers::corrupt;
 use crate::outbox::Outbox;
@@ -35,16 +35,16 @@ enum State {
 enum Fate {
     /// The peer may still write to it.
     Awaited,
-    /// The peer has withdrawn the chunk after it had committed it. The commit record is still on its way.
+    /// The peer has withdrawn the part after it had committed it. The commit record is still on its way.
     Trailing,
-    /// The peer has withdrawn the chunk without having committed it.
+    /// The peer has withdrawn the part without having committed it.
     Withdrawn,
-    /// The commit record has arrived.
-    Committed,
+    /// The commit record has arrived, with the part's checksum.
+    Committed { sum: u32 },
 }
 
 struct Granted {
-    header: FrameHeader,
+    part: Part,
     landing: Landing,
     address: u64,
     state: State,
@@ -72,7 +72,7 @@ impl Incoming {
     /// # Errors
     /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a chunk that was never offered.
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        self.arrivals.offers.withdraw(number)?;
+        self.arrivals.withdraw(number)?;
         if let Some(grant) = self.grants.get_mut(&number).filter(|grant| grant.fate == Fate::Awaited) {
             grant.fate = if committed { Fate::Trailing } else { Fate::Withdrawn };
             if grant.fate == Fate::Withdrawn {
@@ -96,14 +96,14 @@ impl Incoming {
         }
         let mut memory = self.joined.renew(epoch, endpoint)?;
         for (number, mut grant) in std::mem::take(&mut self.grants).into_iter().rev() {
-            let claim = memory.remove(&grant.address);
-            match (grant.fate, claim) {
-                (Fate::Awaited, Some(claim)) => {
+            let memory = memory.remove(&grant.address);
+            match (grant.fate, memory) {
+                (Fate::Awaited, Some(memory)) => {
                     grant.state = State::Opening;
                     self.grants.insert(number, grant);
-                    self.joined.post(number, Work::Open(claim.into()))?;
+                    self.joined.post(number, Work::Open(memory))?;
                 }
-                (fate, claim) => self.over(number, grant, claim.filter(|_| fate == Fate::Committed)),
+                (_, claims) => self.over(number, grant, claims),
             }
         }
         Ok(())
@@ -115,10 +115,8 @@ impl Incoming {
             Done::Opened(number, to) => self.opened(number, to, outbox)?,
             Done::Noted(slot) => self.noted(slot)?,
             Done::Closed(number, memory) => {
-                let claim = memory.into_claims().pop();
                 if let Some(grant) = self.grants.remove(&number) {
-                    let committed = grant.fate == Fate::Committed;
-                    self.over(number, grant, claim.filter(|_| committed));
+                    self.over(number, grant, Some(memory));
                 }
             }
             Done::Written(_) | Done::Read(..) | Done::Lost(_) => {}
@@ -145,10 +143,10 @@ impl Incoming {
         if slot as usize >= SLOTS || !self.joined.peek_first(at, &mut record) {
             return Err(wrong());
         }
-        let number = recorded(&record);
+        let (number, sum) = recorded(&record);
         let grant = self.grants.get_mut(&number).ok_or_else(wrong)?;
         match (grant.state, grant.fate) {
-            (State::Open { .. }, Fate::Awaited | Fate::Trailing) => grant.fate = Fate::Committed,
+            (State::Open { .. }, Fate::Awaited | Fate::Trailing) => grant.fate = Fate::Committed { sum },
             _ => return Err(wrong()),
         }
         self.close(number)
@@ -163,12 +161,18 @@ impl Incoming {
         self.joined.post(number, Work::Close { key })
     }
 
-    /// Ends a grant. If `bytes` holds the chunk, queues the chunk for delivery; otherwise returns its credit.
-    fn over(&mut self, number: u64, grant: Granted, bytes: Option<Claim>) {
-        let Granted { header, landing, .. } = grant;
-        match bytes {
-            Some(bytes) => self.arrivals.push(Came { number, header, bytes, landing, copies: 0 }),
-            None => self.arrivals.done(header.length() as u64, landing),
+    /// Ends a grant. If it was committed, queues its `memory` for delivery; otherwise returns its credit.
+    fn over(&mut self, number: u64, grant: Granted, memory: Option<Memory>) {
+        let Granted { part, landing, fate, .. } = grant;
+        let bytes = memory.map(Memory::into_claims).filter(|claims| !claims.is_empty());
+        match (fate, bytes) {
+            (Fate::Committed { sum }, Some(bytes)) => {
+                self.arrivals.push(Came { number, part, sum, bytes, landing, copies: 0 });
+            }
+            (_, bytes) => {
+                drop(bytes);
+                self.arrivals.done(part.bytes, landing);
+            }
         }
     }
 }
@@ -176,7 +180,8 @@ impl Incoming {
 impl Receives for Incoming {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.arrivals.offered(number, header, self.grants.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.grants.len())?,
+            Word::Ready { number } => self.arrivals.ready(number, self.grants.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             _ => return Err(corrupt("a word of another mode")),
@@ -204,15 +209,14 @@ impl Receives for Incoming {
     fn grant_memory(
         &mut self,
         number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
+        part: Part,
+        places: Vec<Option<Claim>>,
         _: &Outbox,
     ) -> Result<()> {
-        let length = header.length() as u64;
-        let (claim, landing) = self.arrivals.stock.land(length, place)?;
-        let (address, state) = (claim.as_ptr() as u64, State::Opening);
-        self.grants.insert(number, Granted { header, landing, address, state, fate: Fate::Awaited });
-        self.joined.post(number, Work::Open(claim.into()))
+        let (memory, landing) = self.arrivals.stock.land(part.bytes, places)?;
+        let (address, state) = (memory.address(), State::Opening);
+        self.grants.insert(number, Granted { part, landing, address, state, fate: Fate::Awaited });
+        self.joined.post(number, Work::Open(memory))
     }
 
     fn is_settled(&self) -> bool {

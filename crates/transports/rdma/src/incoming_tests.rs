@@ -6,10 +6,11 @@ use std::task::Waker;
 use thalweg_transport::ErrorKind;
 use thalweg_verbs::pretend::{settle, step};
 use thalweg_verbs::Fault;
-use thalweg_wire::Range;
+use thalweg_wire::{checksum, Range};
 
 use super::*;
-use crate::ends::{header, Ends, PLACE};
+use crate::ends::{extent, verify, Ends, PLACE};
+use crate::extent::Extent;
 use crate::words::record;
 use crate::GRANTS;
 
@@ -21,19 +22,18 @@ fn ends(seed: u64) -> Ends<Incoming> {
 }
 
 impl Ends<Incoming> {
-    fn offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.receiver.handle_word(Word::Offer { number, header }, &self.outbox)
+    fn offer(&mut self, number: u64, extent: Extent) -> Result<()> {
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox)
     }
 
-    /// Offers a chunk that consists of `byte`, and has it granted. Returns the granted memory.
-    fn granted(&mut self, number: u64, byte: u8) -> Remote {
-        let header = header(&vec![byte; LENGTH as usize]);
-        self.offer(number, header).unwrap();
-        let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
+    /// Offers a chunk, and has it granted. Returns the granted memory.
+    fn granted(&mut self, number: u64) -> Remote {
+        self.offer(number, extent(LENGTH)).unwrap();
+        let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
         // Grant the middle third of the memory.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
         let claim = self.place.claim(granted).unwrap();
-        self.receiver.grant(number, header, Some(claim), &self.outbox).unwrap();
+        self.receiver.grant(number, part, vec![Some(claim)], &self.outbox).unwrap();
         self.poll().unwrap();
         let address = self.receiver.grants[&number].address;
         let State::Open { key } = self.receiver.grants[&number].state else { panic!("not open") };
@@ -45,10 +45,11 @@ impl Ends<Incoming> {
         self.sender.post(1, Work::Write { bytes, to }).unwrap();
     }
 
-    /// Writes a chunk's commit record to a slot of the ring. `note` is the slot that the immediate data
-    /// names.
+    /// Writes the commit record of a chunk that consists of sevens to a slot of the ring. `note` is the slot
+    /// that the immediate data names.
     fn note(&mut self, number: u64, slot: usize, note: u32) {
-        let bytes = self.bytes(&record(number));
+        let sum = checksum(&[7; LENGTH as usize]);
+        let bytes = self.bytes(&record(number, sum));
         let to = Remote { address: self.first.address + (slot * RECORD) as u64, ..self.first };
         self.sender.post(2, Work::Note { bytes, to, note }).unwrap();
         settle(&mut self.sender);
@@ -61,15 +62,15 @@ impl Ends<Incoming> {
 fn a_write_after_the_grant_was_revoked_changes_no_byte() {
     for seed in 0..30 {
         let mut ends = ends(seed);
-        let to = ends.granted(0, 7);
+        let to = ends.granted(0);
         ends.write(7, to);
         ends.note(0, 0, 0);
         ends.poll().unwrap();
         let came = ends.receiver.arrivals.next().unwrap();
-        assert_eq!(came.header.verify(&came.bytes), Ok(()));
+        assert_eq!(verify(&came), Ok(()));
         ends.write(9, to);
         assert!(matches!(settle(&mut ends.sender)[..], [.., Done::Lost(Fault::Access)]));
-        assert_eq!(came.header.verify(&came.bytes), Ok(()), "a late write");
+        assert_eq!(verify(&came), Ok(()), "a late write");
     }
 }
 
@@ -80,7 +81,7 @@ fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
     let mut cut_short = 0;
     for seed in 0..50 {
         let mut ends = ends(seed);
-        let to = ends.granted(0, 7);
+        let to = ends.granted(0);
         ends.write(7, to);
         (0..2).for_each(|_| step(&mut ends.sender, &mut Vec::new()));
         ends.receiver.handle_withdraw(0, false).unwrap();
@@ -100,7 +101,7 @@ fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
 fn forged_keys_and_addresses_reach_nothing_else() {
     for (offset, key) in [(0, 1), (1, 0), (u64::from(LENGTH), 0), (u64::MAX - 9, 0)] {
         let mut ends = ends(1);
-        let to = ends.granted(0, 7);
+        let to = ends.granted(0);
         ends.write(9, Remote { address: to.address.wrapping_add(offset), key: to.key + key });
         assert!(settle(&mut ends.sender).iter().any(|done| matches!(done, Done::Lost(Fault::Access))));
         ends.receiver.stop();
@@ -117,7 +118,7 @@ fn records_of_what_is_not_granted_end_the_link() {
     // chunk already taken, and a slot out of range.
     for (number, slot) in [(1, 0), (u64::MAX, 3), (0, 1), (0, SLOTS + 1)] {
         let mut ends = ends(2);
-        let to = ends.granted(0, 7);
+        let to = ends.granted(0);
         ends.write(7, to);
         ends.note(0, 0, 0);
         ends.poll().unwrap();
@@ -130,14 +131,16 @@ fn records_of_what_is_not_granted_end_the_link() {
 #[test]
 fn words_out_of_order_end_the_link() {
     let mut ends = ends(3);
-    ends.granted(0, 7);
-    let header = ends.receiver.grants[&0].header;
-    assert!(ends.offer(0, header).is_err(), "offered twice");
-    assert!(ends.offer(5, header).is_err(), "numbers were left out");
+    ends.granted(0);
+    let extent = extent(LENGTH);
+    assert!(ends.offer(0, extent).is_err(), "offered twice");
+    assert!(ends.offer(5, extent).is_err(), "numbers were left out");
+    let ready = Word::Ready { number: 1 };
+    assert!(ends.receiver.handle_word(ready, &ends.outbox).is_err(), "the extent has one part");
     assert!(ends.receiver.handle_withdraw(1, false).is_err(), "never offered");
     let endpoint = ends.sender.endpoint();
     assert!(ends.receiver.handle_renew(0, &endpoint, &ends.outbox).is_err(), "an old pair");
-    let too_many = (1..).find(|&number| ends.offer(number, header).is_err()).unwrap();
+    let too_many = (1..).find(|&number| ends.offer(number, extent).is_err()).unwrap();
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
 }
 
@@ -145,13 +148,12 @@ fn words_out_of_order_end_the_link() {
 #[test]
 fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
     let mut ends = ends(4);
-    let header = header(&vec![7; LENGTH as usize]);
     for number in 0..2 * GRANTS as u64 {
-        ends.offer(number, header).unwrap();
-        let (_, header) = ends.receiver.next_offer(u64::MAX).unwrap();
+        ends.offer(number, extent(LENGTH)).unwrap();
+        let (_, part) = ends.receiver.next_offer(u64::MAX).unwrap();
         ends.receiver.handle_withdraw(number, false).unwrap();
         let claim = ends.place.claim(Range::new(0, LENGTH.into())).unwrap();
-        ends.receiver.grant(number, header, Some(claim), &ends.outbox).unwrap();
+        ends.receiver.grant(number, part, vec![Some(claim)], &ends.outbox).unwrap();
         ends.poll().unwrap();
         assert!(ends.receiver.grants.is_empty() && ends.receiver.is_settled());
     }
@@ -165,7 +167,7 @@ fn what_was_committed_is_under_way_until_it_has_come() {
     for seed in 0..20 {
         for before in 0..4 {
             let mut ends = ends(seed);
-            let to = ends.granted(0, 7);
+            let to = ends.granted(0);
             ends.write(7, to);
             ends.note(0, 0, 0);
             let mut context = Context::from_waker(Waker::noop());

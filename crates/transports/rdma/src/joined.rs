@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use thalweg_arena::Claim;
 use thalweg_transport::{Error, Result};
-use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
+use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
 
 use crate::offers::{corrupt, refused, RECEIVE};
 use crate::outbox::Outbox;
@@ -118,23 +117,19 @@ impl Joined {
     }
 
     /// Handles the message that the peer has lost its pair and made another. Joins the new pair and opens the
-    /// first memory to it. Returns all other memory that was open, by its address. Each entry is the whole
-    /// claim that was opened.
+    /// first memory to it. Returns all other memory that was open, by its address.
     ///
     /// # Errors
     /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses.
-    pub(crate) fn renew(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<BTreeMap<u64, Claim>> {
+    pub(crate) fn renew(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<BTreeMap<u64, Memory>> {
         let open = self.pair.take().map(|mut pair| pair.break_off()).unwrap_or_default();
-        let mut memory: BTreeMap<u64, Claim> = open
-            .into_iter()
-            .filter_map(|(_, memory)| memory.into_claims().pop())
-            .map(|claim| (claim.as_ptr() as u64, claim))
-            .collect();
+        let mut memory: BTreeMap<u64, Memory> =
+            open.into_iter().map(|(_, memory)| (memory.address(), memory)).collect();
         let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         pair.connect(endpoint).map_err(|error| refused(&error))?;
         (self.epoch, self.first, self.pair) = (epoch, None, Some(pair));
         let first = memory.remove(&self.address).ok_or_else(|| corrupt("a pair that was not whole"))?;
-        self.post(FIRST, Work::Open(first.into()))?;
+        self.post(FIRST, Work::Open(first))?;
         Ok(memory)
     }
 

@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_transport::{ChunkRef, Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
-use thalweg_wire::FrameHeader;
 
+use crate::extent::{checksum_of_chunks, Extent};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
-use crate::sides::Sends;
+use crate::sides::{Offered, Sends};
 use crate::tracker::Tracker;
 use crate::words::Word;
 use crate::{GRANTS, NOTES};
@@ -49,8 +49,11 @@ enum Fate {
 
 /// A chunk that was offered: it is lent, or will be lent.
 struct Entry {
-    header: FrameHeader,
+    /// The extent that the part belongs to, and the number of that extent's first part.
+    extent: (u64, Extent),
+    length: u64,
     bytes: Bytes,
+    chunks: Vec<ChunkRef>,
     /// The pool arena with a copy of the bytes, if the bytes were in no registered arena.
     staged: Option<Arena>,
     tracker: Arc<Tracker>,
@@ -70,6 +73,10 @@ pub(crate) struct Lending {
     entries: BTreeMap<u64, Entry>,
     lent: u64,
     next: u64,
+    /// The extent that is being offered, and the number of its first part.
+    extent: Option<(u64, Extent)>,
+    /// The first number of the extent of which the peer was notified last.
+    said: Option<u64>,
     sent: Arc<AtomicU64>,
     waker: Option<Waker>,
 }
@@ -90,7 +97,19 @@ impl Lending {
         sent: Arc<AtomicU64>,
     ) -> Self {
         let (entries, pair) = (BTreeMap::new(), Some(pair));
-        Self { device, pool, pair, epoch: 0, entries, lent: 0, next: 0, sent, waker: None }
+        Self {
+            device,
+            pool,
+            pair,
+            epoch: 0,
+            entries,
+            lent: 0,
+            next: 0,
+            extent: None,
+            said: None,
+            sent,
+            waker: None,
+        }
     }
 
     fn wake(&mut self) {
@@ -121,7 +140,7 @@ impl Lending {
 
     fn remove(&mut self, number: u64) {
         let Some(entry) = self.entries.remove(&number) else { return };
-        self.lent -= entry.header.length() as u64;
+        self.lent -= entry.length;
         drop(entry.bytes);
         if let Some(staged) = entry.staged {
             self.pool.give(staged);
@@ -139,7 +158,12 @@ impl Lending {
                 }
                 if entry.fate == Fate::Wanted {
                     entry.said = true;
-                    outbox.say(&Word::Lent { number, header: entry.header, from });
+                    let (first, extent) = entry.extent;
+                    if self.said.replace(first) != Some(first) {
+                        outbox.say(&Word::Offer { number: first, extent });
+                    }
+                    let sum = checksum_of_chunks(&entry.chunks, &entry.bytes);
+                    outbox.say(&Word::Lent { number, sum, from });
                 }
             }
             Done::Closed(number, _) => self.remove(number),
@@ -159,7 +183,7 @@ impl Lending {
         }
         if let Some(entry) = self.entries.get_mut(&number) {
             if entry.fate == Fate::Wanted {
-                let length = entry.header.length() as u64;
+                let length = entry.length;
                 self.sent.fetch_add(length, Ordering::Relaxed);
                 entry.tracker.handed_over(length);
                 entry.tracker.written();
@@ -208,18 +232,20 @@ impl Sends for Lending {
 
     fn offer(
         &mut self,
-        header: FrameHeader,
-        bytes: Bytes,
-        staged: Option<Arena>,
+        extent: Option<Extent>,
+        Offered { bytes, staged, chunks }: Offered,
         tracker: &Arc<Tracker>,
         _: &Outbox,
     ) -> Result<()> {
-        let (number, tracker) = (self.next, tracker.clone());
+        let (number, length, tracker) = (self.next, bytes.len() as u64, tracker.clone());
+        self.extent = extent.map(|extent| (number, extent)).or(self.extent);
+        let extent = self.extent.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a part of no extent"))?;
         self.next += 1;
-        self.lent += header.length() as u64;
+        self.lent += length;
         tracker.began(number);
-        let (state, fate) = (State::Opening, Fate::Wanted);
-        self.entries.insert(number, Entry { header, bytes, staged, tracker, state, fate, said: false });
+        let (state, fate, said) = (State::Opening, Fate::Wanted, false);
+        let entry = Entry { extent, length, bytes, chunks, staged, tracker, state, fate, said };
+        self.entries.insert(number, entry);
         self.lend(number)?;
         self.wake();
         Ok(())

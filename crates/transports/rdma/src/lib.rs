@@ -6,6 +6,7 @@
 //! one for each direction of chunks.
 //!
 //! ```text
+//! extent     what is offered: an update, or its missing bytes, in parts of one chunk or of all
 //! words      messages between the two ends of a link, beside the session's control messages
 //! hello      the handshake: endpoints, rings, a first packet over each pair
 //! outgoing   sender that writes; thalweg-rdma-proto decides which piece is written when
@@ -15,6 +16,7 @@
 //! lending    sender whose chunks the peer reads
 //! reading    receiver that reads; thalweg-rdma-proto decides which piece is read when
 //! joined     receiving end of the pair that the peer writes over; rejoins after a loss
+//! delivery   hands a part's chunks to the sink
 //! arrivals   what all receivers share: credit, received chunks, wakers
 //! shared     a link's tasks: read, write, drive, pull
 //! link       `RdmaLink`, the implementation of the transport contract
@@ -24,10 +26,14 @@
 mod arrivals;
 #[cfg(feature = "baselines")]
 mod assembling;
+mod delivery;
 mod device;
 #[cfg(test)]
 mod ends;
 mod entry;
+mod extent;
+#[cfg(test)]
+mod extent_tests;
 mod hello;
 mod incoming;
 mod joined;

@@ -7,17 +7,20 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_arena::Arena;
+use thalweg_arena::{Arena, Claim};
+use thalweg_rdma_proto::{Config, Cut};
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, Outgoing as Update, Peer, Result, SendReport, Sink,
-    Target, Transport,
+    Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Outgoing as Update, Peer, Result, SendReport,
+    Sink, Transport,
 };
 use thalweg_verbs::Device;
-use thalweg_wire::{FrameHeader, MAX_CHUNK};
+use thalweg_wire::{ChunkHeader, MAX_CHUNK};
 use tokio::sync::{mpsc, Mutex};
 
 #[cfg(feature = "baselines")]
 use crate::assembling::Assembling;
+use crate::delivery::Delivery;
+use crate::extent::{Extent, Part, MOST_CHUNKS};
 use crate::hello::Pairs;
 use crate::incoming::Incoming;
 use crate::lending::Lending;
@@ -29,7 +32,7 @@ use crate::printed::Printed;
 use crate::reading::Reading;
 use crate::settings::{Choices, Style};
 use crate::shared::{drive, pull, read, write, Shared};
-use crate::sides::{Came, Landing, Receives, Sends};
+use crate::sides::{Came, Offered, Receives, Sends};
 use crate::tracker::Tracker;
 use crate::words::{Word, RECORD};
 use crate::Rdma;
@@ -44,6 +47,12 @@ pub(crate) struct RdmaLink {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     inbox: Mutex<Inbox>,
+    /// Held while the parts of an extent are offered: only one extent at a time is offered in part.
+    offering: Mutex<()>,
+    /// Whether an extent is one part.
+    whole: bool,
+    /// Whether an extent's bytes leave from the last to the first.
+    backwards: bool,
     /// Payload bytes of the longest packet on the path.
     mtu: u32,
 }
@@ -53,13 +62,27 @@ struct Inbox {
     messages: mpsc::Receiver<Bytes>,
     /// The next message. It is held back while chunks that were sent before it are still on their way.
     held: Option<Bytes>,
+    /// The part that is being delivered.
+    delivery: Option<Delivery>,
+}
+
+impl Inbox {
+    /// The next message, if there is one.
+    fn next(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
+        self.held.take().or_else(|| match self.messages.poll_recv(context) {
+            Poll::Ready(message) => message,
+            Poll::Pending => None,
+        })
+    }
 }
 
 /// What `receive` handles next.
 enum Next {
     Control(Bytes),
-    Offer(u64, FrameHeader),
+    Offer(u64, Part),
     Came(Came),
+    /// The next chunk of the part that is being delivered.
+    Chunk(Delivery),
 }
 
 impl RdmaLink {
@@ -71,8 +94,9 @@ impl RdmaLink {
         choices: &Choices,
         has_admission_queue: bool,
     ) -> Result<Self> {
-        let Choices { mover: config, style, .. } = *choices;
+        let Choices { mover: config, style, whole, .. } = *choices;
         let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu } = pairs;
+        let config = Config { longest: config.longest.min(device.limits().message), ..config };
         let pool = Arc::new(Pool::new(device.clone()));
         let (outbox, to_send) = Outbox::new();
         let sent = Arc::default();
@@ -105,20 +129,15 @@ impl RdmaLink {
         if drives {
             tokio::spawn(pull(shared.clone()));
         }
-        let inbox = Mutex::new(Inbox { messages, held: None });
-        Ok(Self { shared, device, pool, inbox, mtu })
+        let inbox = Mutex::new(Inbox { messages, held: None, delivery: None });
+        let (offering, whole) = (Mutex::new(()), whole && !pulls);
+        let backwards = matches!(config.cut, Cut::Fixed { .. });
+        Ok(Self { shared, device, pool, inbox, offering, whole, backwards, mtu })
     }
 
-    /// Waits until the sending side has room, and offers a chunk. Bytes outside registered memory are copied
-    /// first.
-    async fn offer(&self, header: FrameHeader, bytes: Bytes, tracker: &Arc<Tracker>) -> Result<()> {
-        let known = |arena: &Arena| self.device.register(arena).is_ok();
-        let (bytes, staged) = if Arena::of(&bytes).is_some_and(|(arena, _)| known(&arena)) {
-            (bytes, None)
-        } else {
-            let (copy, arena) = self.copy(&bytes)?;
-            (copy, Some(arena))
-        };
+    /// Waits until the sending side has room, and offers the next part of an extent. With `extent`, it is the
+    /// first one.
+    async fn offer(&self, extent: Option<Extent>, part: Offered, tracker: &Arc<Tracker>) -> Result<()> {
         loop {
             let room = self.shared.room.notified();
             tokio::pin!(room);
@@ -126,8 +145,8 @@ impl RdmaLink {
             self.shared.check(SEND)?;
             {
                 let mut outgoing = self.shared.outgoing();
-                if outgoing.has_room(bytes.len() as u64) {
-                    let offered = outgoing.offer(header, bytes, staged, tracker, &self.shared.outbox);
+                if outgoing.has_room(part.bytes.len() as u64) {
+                    let offered = outgoing.offer(extent, part, tracker, &self.shared.outbox);
                     drop(outgoing);
                     return offered.inspect_err(|error| self.shared.end(error.clone()));
                 }
@@ -146,10 +165,75 @@ impl RdmaLink {
         Ok((arena.lend(range).map_err(busy)?, arena))
     }
 
+    /// Offers these chunks of an update, which are contiguous in memory. Chunks outside registered memory are
+    /// copied one by one, so each is an extent of its own then.
+    async fn offer_run(
+        &self,
+        update: &Update,
+        run: std::ops::Range<usize>,
+        tracker: &Arc<Tracker>,
+    ) -> Result<()> {
+        let known = |arena: &Arena| self.device.register(arena).is_ok();
+        let (first, bytes) = update.run(&run).ok_or_else(SendReport::cancelled)?;
+        let chunks = &update.chunks()[run.clone()];
+        if Arena::of(&bytes).is_some_and(|(arena, _)| known(&arena)) {
+            return self.offer_extent(first, bytes, chunks, tracker).await;
+        }
+        drop(bytes);
+        for at in run {
+            let (header, payload) = update.frame(&update.chunks()[at]).ok_or_else(SendReport::cancelled)?;
+            let (copy, arena) = self.copy(&payload)?;
+            let chunks = vec![update.chunks()[at].clone()];
+            let extent = Extent { all: Part::one(header.chunk), whole: false };
+            let part = Offered { bytes: copy, staged: Some(arena), chunks };
+            self.offer(Some(extent), part, tracker).await?;
+        }
+        Ok(())
+    }
+
+    async fn offer_extent(
+        &self,
+        first: ChunkHeader,
+        bytes: Bytes,
+        chunks: &[ChunkRef],
+        tracker: &Arc<Tracker>,
+    ) -> Result<()> {
+        let length = |chunk: &ChunkRef| chunk.range().len() as u32;
+        let chunk = chunks.get(1).map_or(first.length, length);
+        let extent = Extent { all: Part { first, chunk, bytes: bytes.len() as u64 }, whole: self.whole };
+        let _offering = self.offering.lock().await;
+        if self.whole {
+            let part = Offered { bytes: bytes.clone(), staged: None, chunks: chunks.to_vec() };
+            self.offer(Some(extent), part, tracker).await?;
+            // Meanwhile the device moves the bytes, in this order. The last piece is followed by their checksum.
+            let mut rest = bytes;
+            let mut parts: Vec<(&ChunkRef, Bytes)> =
+                chunks.iter().map(|chunk| (chunk, rest.split_to(length(chunk) as usize))).collect();
+            if self.backwards {
+                parts.reverse();
+            }
+            for (chunk, bytes) in parts {
+                chunk.checksum(&bytes);
+                tokio::task::yield_now().await;
+            }
+            return Ok(());
+        }
+        let mut rest = bytes;
+        for (index, chunk) in chunks.iter().enumerate() {
+            let bytes = rest.split_to(length(chunk) as usize);
+            chunk.checksum(&bytes);
+            let part = Offered { bytes, staged: None, chunks: vec![chunk.clone()] };
+            self.offer((index == 0).then_some(extent), part, tracker).await?;
+        }
+        Ok(())
+    }
+
     async fn offer_all(&self, update: &Update, tracker: &Arc<Tracker>) -> Result<()> {
-        for chunk in update.chunks() {
-            let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
-            self.offer(header, payload, tracker).await?;
+        for run in update.runs() {
+            for start in run.clone().step_by(MOST_CHUNKS) {
+                let end = run.end.min(start.saturating_add(MOST_CHUNKS));
+                self.offer_run(update, start..end, tracker).await?;
+            }
         }
         tracker.all_ended().await;
         self.shared.check(SEND)
@@ -165,6 +249,19 @@ impl RdmaLink {
             drop(incoming);
             shared.end(error.clone());
             return Poll::Ready(Err(error));
+        }
+        if let Some(delivery) = inbox.delivery.take() {
+            // A message may be delivered between two chunks: the peer's call has not ended. If the peer has
+            // withdrawn the part, its call may have ended before the message was sent.
+            let waits =
+                incoming.arrivals().len() > 0 || !incoming.is_settled() || incoming.arrivals().is_left();
+            drop(incoming);
+            let message = if waits { None } else { inbox.next(context) };
+            if let Some(message) = message {
+                inbox.delivery = Some(delivery);
+                return Poll::Ready(Ok(Next::Control(message)));
+            }
+            return Poll::Ready(Ok(Next::Chunk(delivery)));
         }
         if let Some(came) = incoming.arrivals().next() {
             return Poll::Ready(Ok(Next::Came(came)));
@@ -194,49 +291,39 @@ impl RdmaLink {
         message.map_or(Poll::Pending, |message| Poll::Ready(Ok(Next::Control(message))))
     }
 
-    /// Hands a chunk to the sink, and tells the sender that it was taken.
-    fn deliver(&self, came: Came, sink: &dyn Sink) -> Result<()> {
-        let Came { number, header, bytes, landing, copies } = came;
-        let (chunk, length) = (&header.chunk, header.length() as u64);
-        self.shared.received.fetch_add(length + RECORD as u64, Ordering::Relaxed);
-        self.shared.copied.fetch_add(copies * length, Ordering::Relaxed);
-        sink.begun(chunk);
-        sink.progress(length);
-        let landing = match landing {
-            Landing::Place => {
-                let outcome = header.verify(&bytes);
-                sink.stored(chunk, Target::Place(bytes), outcome);
-                Landing::Place
-            }
-            Landing::Pool(arena, place) => {
-                if let Some(mut target) = place.map(Target::Place).or_else(|| sink.place(chunk)) {
-                    let to = target.bytes_mut();
-                    if to.len() != bytes.len() {
-                        let context = format!("a place of {} bytes for {}", to.len(), bytes.len());
-                        return Err(Error::new(ErrorKind::System, RECEIVE, context));
-                    }
-                    to.copy_from_slice(&bytes);
-                    self.shared.copied.fetch_add(length, Ordering::Relaxed);
-                    let outcome = header.verify(target.bytes());
-                    sink.stored(chunk, target, outcome);
-                }
-                drop(bytes);
-                Landing::Pool(arena, None)
-            }
-        };
-        self.shared.incoming().arrivals().done(length, landing);
-        self.shared.outbox.say(&Word::Taken { number });
-        Ok(())
+    /// Begins to deliver a part.
+    async fn begin(&self, came: Came) -> Delivery {
+        self.shared.received.fetch_add(came.part.bytes + RECORD as u64, Ordering::Relaxed);
+        self.shared.copied.fetch_add(came.copies * came.part.bytes, Ordering::Relaxed);
+        Delivery::begin(came).await
     }
 
-    /// Asks the sink for the chunk's place, and grants it to the peer.
-    fn grant(&self, number: u64, header: FrameHeader, sink: &dyn Sink) -> Result<()> {
-        let place = sink.prepare(&header.chunk);
-        if let Some(place) = place.as_ref().filter(|place| place.len() != header.length()) {
-            let context = format!("a place of {} bytes for {}", place.len(), header.length());
-            return Err(Error::new(ErrorKind::System, RECEIVE, context));
+    /// Hands the next chunk of a part to the sink. After the last one, tells the sender that the part was taken.
+    fn deliver(&self, mut delivery: Delivery, sink: &dyn Sink) -> Result<Option<Delivery>> {
+        self.shared.copied.fetch_add(delivery.step(sink)?, Ordering::Relaxed);
+        if !delivery.is_over() {
+            return Ok(Some(delivery));
         }
-        self.shared.incoming().grant(number, header, place, &self.shared.outbox)
+        let (number, bytes) = (delivery.number, delivery.part.bytes);
+        self.shared.incoming().arrivals().done(bytes, delivery.into_landing());
+        self.shared.outbox.say(&Word::Taken { number });
+        Ok(None)
+    }
+
+    /// Asks the sink for the places of a part's chunks, and grants them to the peer.
+    fn grant(&self, number: u64, part: Part, sink: &dyn Sink) -> Result<()> {
+        let prepare = |chunk: ChunkHeader| {
+            let place = sink.prepare(&chunk);
+            match place.as_ref().filter(|place| place.len() != chunk.length as usize) {
+                Some(place) => {
+                    let context = format!("a place of {} bytes for {}", place.len(), chunk.length);
+                    Err(Error::new(ErrorKind::System, RECEIVE, context))
+                }
+                None => Ok(place),
+            }
+        };
+        let places = part.chunks().map(prepare).collect::<Result<Vec<Option<Claim>>>>()?;
+        self.shared.incoming().grant(number, part, places, &self.shared.outbox)
     }
 }
 
@@ -321,8 +408,14 @@ impl Link for RdmaLink {
             let next = std::future::poll_fn(|context| self.poll_receive(context, &mut inbox)).await?;
             let taken = match next {
                 Next::Control(message) => return Ok(message),
-                Next::Offer(number, header) => self.grant(number, header, sink),
-                Next::Came(came) => self.deliver(came, sink),
+                Next::Offer(number, part) => self.grant(number, part, sink),
+                Next::Came(came) => {
+                    let delivery = self.begin(came).await;
+                    self.deliver(delivery, sink).map(|delivery| inbox.delivery = delivery)
+                }
+                Next::Chunk(delivery) => {
+                    self.deliver(delivery, sink).map(|delivery| inbox.delivery = delivery)
+                }
             };
             if let Err(error) = taken {
                 self.shared.end(error.clone());

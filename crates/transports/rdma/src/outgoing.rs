@@ -1,4 +1,4 @@
-//! The sending side of a link that writes: the offered chunks, and the pair over which they are written.
+//! The sending side of a link that writes: the offered parts, and the pair over which they are written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +7,17 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
-use thalweg_arena::Arena;
 use thalweg_rdma_proto::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
-use thalweg_wire::{FrameHeader, Range, MAX_CHUNK};
+use thalweg_wire::{Range, MAX_CHUNK};
 
 use crate::entry::{Entry, Records, State};
+use crate::extent::Extent;
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::Style;
-use crate::sides::Sends;
+use crate::sides::{Offered, Sends};
 use crate::tracker::Tracker;
 use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
@@ -235,7 +235,7 @@ impl Outgoing {
         Ok(())
     }
 
-    fn post(&mut self, now: Time) -> Result<()> {
+    fn post(&mut self, now: Time, outbox: &Outbox) -> Result<()> {
         while let Some(ring) = self.ring.filter(|_| !self.stopped) {
             let Some(Job { piece, grant, task }) = self.mover.poll_work(now) else { break };
             let (work, bytes) = match task {
@@ -246,8 +246,13 @@ impl Outgoing {
             pair.post(piece, work).map_err(|error| refused(&error))?;
             self.posted.insert(piece, grant.number);
             self.sent.fetch_add(bytes, Ordering::Relaxed);
-            if let Some(tracker) = self.entries.get(&grant.number).and_then(|entry| entry.tracker.as_ref()) {
+            let Some(entry) = self.entries.get(&grant.number) else { continue };
+            if let Some(tracker) = &entry.tracker {
                 tracker.handed_over(bytes);
+            }
+            // The checksum need not wait for the last piece's completion.
+            if self.style == Style::Slot && self.mover.is_posted(grant.number) {
+                outbox.say(&Word::Sum { number: grant.number, sum: entry.sum() });
             }
         }
         Ok(())
@@ -290,7 +295,8 @@ impl Outgoing {
     }
 
     fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
-        let bytes = self.records.write(&record(grant.number))?;
+        let sum = self.entries.get(&grant.number).map_or(0, Entry::sum);
+        let bytes = self.records.write(&record(grant.number, sum))?;
         let at = u64::from(slot) * RECORD as u64;
         let to = Remote { address: ring.address.wrapping_add(at), key: ring.key };
         Ok(Work::Note { bytes: vec![bytes], to, note: slot })
@@ -315,9 +321,8 @@ impl Sends for Outgoing {
 
     fn offer(
         &mut self,
-        header: FrameHeader,
-        bytes: Bytes,
-        staged: Option<Arena>,
+        extent: Option<Extent>,
+        Offered { bytes, staged, chunks }: Offered,
         tracker: &Arc<Tracker>,
         outbox: &Outbox,
     ) -> Result<()> {
@@ -325,9 +330,12 @@ impl Sends for Outgoing {
         self.next += 1;
         self.offered += length;
         tracker.began(number);
-        let tracker = Some(tracker.clone());
-        self.entries.insert(number, Entry { state: State::Offered, length, bytes, staged, tracker });
-        outbox.say(&Word::Offer { number, header });
+        let (state, tracker) = (State::Offered, Some(tracker.clone()));
+        self.entries.insert(number, Entry { state, length, bytes, chunks, staged, tracker });
+        match extent {
+            Some(extent) => outbox.say(&Word::Offer { number, extent }),
+            None => outbox.say(&Word::Ready { number }),
+        }
         Ok(())
     }
 
@@ -374,7 +382,7 @@ impl Sends for Outgoing {
         // Use one value of `now` for both calls. Otherwise a piece could be too early for `post`, and due by
         // the time of `poll_timeout`; it would get no timer.
         let now = self.now();
-        self.post(now)?;
+        self.post(now, outbox)?;
         let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
         Ok(next.map(|at| self.started + at))
     }

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use thalweg_arena::{Arena, Claim};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Pair, Work};
-use thalweg_wire::{FrameHeader, Range};
+use thalweg_wire::Range;
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::joined::{Joined, FIRST};
 use crate::offers::{corrupt, RECEIVE};
 use crate::outbox::Outbox;
@@ -29,9 +30,9 @@ use crate::words::{recorded, Word, RECORD};
 /// Interval at which the receiver looks for headers.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// A chunk that the peer writes to memory of the link's pool.
+/// A part that the peer writes to memory of the link's pool.
 struct Run {
-    header: FrameHeader,
+    part: Part,
     memory: Arena,
     /// The peer's key to that memory; `None` while it is being opened.
     key: Option<u32>,
@@ -39,8 +40,8 @@ struct Run {
     bytes: Claim,
     landing: Landing,
     seen: bool,
-    /// Whether the commit record has arrived.
-    sent: bool,
+    /// The part's checksum, once the commit record has arrived with it.
+    sent: Option<u32>,
     /// Whether the peer has withdrawn the chunk. If the peer had already committed the chunk, `wanted` stays
     /// true.
     trailing: bool,
@@ -67,7 +68,7 @@ impl Printed {
     }
 
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        self.arrivals.offers.withdraw(number)?;
+        self.arrivals.withdraw(number)?;
         if let Some(run) = self.runs.get_mut(&number) {
             run.wanted &= committed;
             run.trailing = true;
@@ -79,7 +80,7 @@ impl Printed {
     /// this does nothing; the `Opened` event calls it again.
     fn close(&mut self, number: u64) -> Result<()> {
         let Some(run) = self.runs.get_mut(&number) else { return Ok(()) };
-        let over = !run.wanted || (run.seen && run.sent);
+        let over = !run.wanted || (run.seen && run.sent.is_some());
         match run.key {
             Some(key) if over && !run.closing => {
                 run.closing = true;
@@ -92,15 +93,19 @@ impl Printed {
     /// Called when the peer cannot reach a chunk's memory any more. Queues the copy for delivery, or drops
     /// it.
     fn over(&mut self, number: u64) {
-        let Some(Run { header, memory, bytes, landing, seen, wanted, .. }) = self.runs.remove(&number) else {
+        let Some(Run { part, memory, bytes, landing, seen, sent, wanted, .. }) = self.runs.remove(&number)
+        else {
             return;
         };
         self.arrivals.stock.pool.give(memory);
-        if wanted && seen {
-            self.arrivals.push(Came { number, header, bytes, landing, copies: 1 });
-        } else {
-            drop(bytes);
-            self.arrivals.stock.done(header.length() as u64, landing);
+        match sent.filter(|_| wanted && seen) {
+            Some(sum) => {
+                self.arrivals.push(Came { number, part, sum, bytes: vec![bytes], landing, copies: 1 });
+            }
+            None => {
+                drop(bytes);
+                self.arrivals.stock.done(part.bytes, landing);
+            }
         }
     }
 
@@ -123,11 +128,12 @@ impl Printed {
     fn noted(&mut self, slot: u32) -> Result<()> {
         let (mut record, at) = ([0; RECORD], slot as usize * RECORD);
         let found = self.joined.peek_first(at, &mut record);
-        let run = self.runs.get_mut(&recorded(&record)).filter(|_| found);
+        let (number, sum) = recorded(&record);
+        let run = self.runs.get_mut(&number).filter(|_| found);
         let run = run.ok_or_else(|| corrupt("a commit record of nothing that was granted"))?;
-        run.sent = true;
+        run.sent = Some(sum);
         self.look()?;
-        self.close(recorded(&record))
+        self.close(number)
     }
 
     fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
@@ -159,14 +165,14 @@ impl Printed {
         let mut memory = self.joined.renew(epoch, endpoint)?;
         for number in self.runs.keys().copied().collect::<Vec<_>>() {
             let Some(run) = self.runs.get_mut(&number) else { continue };
-            let claim = memory.remove(&(run.memory.as_ptr() as u64));
-            match claim {
-                Some(claim) if run.wanted && !run.seen && !run.trailing => {
-                    (run.key, run.sent) = (None, false);
-                    self.joined.post(number, Work::Open(claim.into()))?;
+            let memory = memory.remove(&(run.memory.as_ptr() as u64));
+            match memory {
+                Some(memory) if run.wanted && run.sent.is_none() && !run.trailing => {
+                    (run.key, run.seen) = (None, false);
+                    self.joined.post(number, Work::Open(memory))?;
                 }
-                claim => {
-                    drop(claim);
+                memory => {
+                    drop(memory);
                     self.over(number);
                 }
             }
@@ -178,7 +184,8 @@ impl Printed {
 impl Receives for Printed {
     fn handle_word(&mut self, word: Word, _: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.arrivals.offered(number, header, self.runs.len())?,
+            Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
+            Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,
             _ => return Err(corrupt("a word of another mode")),
@@ -212,19 +219,19 @@ impl Receives for Printed {
     fn grant_memory(
         &mut self,
         number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
+        part: Part,
+        places: Vec<Option<Claim>>,
         _: &Outbox,
     ) -> Result<()> {
-        let length = header.length() as u64;
-        let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
-        let memory = self.arrivals.stock.pool.take(RECORD + length as usize)?;
-        let claim = memory.claim(Range::new(0, RECORD as u64 + length));
+        let (bytes, landing) = self.arrivals.stock.keep(part.bytes, places)?;
+        let length = (RECORD as u64).saturating_add(part.bytes);
+        let memory = self.arrivals.stock.pool.take(usize::try_from(length).unwrap_or(usize::MAX))?;
+        let claim = memory.claim(Range::new(0, length));
         let mut claim = claim.map_err(|e| Error::new(ErrorKind::System, RECEIVE, e.to_string()))?;
         // Erase the header of an earlier chunk, which the memory may hold and `look` would accept.
         claim[..RECORD].fill(0);
-        let (seen, sent, trailing, wanted, closing) = (false, false, false, true, false);
-        let run = Run { header, memory, key: None, bytes, landing, seen, sent, trailing, wanted, closing };
+        let (seen, sent, trailing, wanted, closing) = (false, None, false, true, false);
+        let run = Run { part, memory, key: None, bytes, landing, seen, sent, trailing, wanted, closing };
         self.runs.insert(number, run);
         self.joined.post(number, Work::Open(claim.into()))?;
         self.arrivals.wake_driver();

@@ -5,9 +5,10 @@
 use std::task::Waker;
 
 use thalweg_verbs::pretend::{settle, step};
+use thalweg_wire::checksum;
 
 use super::*;
-use crate::ends::{header, Ends};
+use crate::ends::{extent, verify, Ends};
 use crate::words::record;
 
 const LENGTH: u64 = 3_000;
@@ -16,10 +17,15 @@ fn ends(seed: u64) -> Ends<Printed> {
     Ends::new(seed, RECORD, Printed::new)
 }
 
+/// The bytes of a chunk.
+fn bytes(number: u64) -> Vec<u8> {
+    (0..LENGTH).map(|at| (at * 7 % 251 + number) as u8).collect()
+}
+
 impl Ends<Printed> {
     /// Writes the commit record of a chunk.
     fn commit(&mut self, number: u64) {
-        let bytes = self.bytes(&record(number));
+        let bytes = self.bytes(&record(number, checksum(&bytes(number))));
         self.sender.post(99, Work::Note { bytes, to: self.first, note: 0 }).unwrap();
         settle(&mut self.sender);
     }
@@ -33,16 +39,15 @@ impl Ends<Printed> {
 
     /// Offers a chunk, has it granted, and posts one write of its header and bytes.
     fn write(&mut self, number: u64) {
-        let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7 % 251 + number) as u8).collect();
-        let header = header(&bytes);
-        self.receiver.handle_word(Word::Offer { number, header }, &self.outbox).unwrap();
-        let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
-        self.receiver.grant(number, header, None, &self.outbox).unwrap();
+        let extent = extent(LENGTH as u32);
+        self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox).unwrap();
+        let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
+        self.receiver.grant(number, part, vec![None], &self.outbox).unwrap();
         self.drive();
         let said = self.outbox.said();
         let [Word::Grant { to, .. }] = said[..] else { panic!("{said:?}") };
         let mut all = Piece { number, range: Range::new(0, LENGTH), checksum: 0 }.encode().to_vec();
-        all.extend(bytes);
+        all.extend(bytes(number));
         let bytes = self.bytes(&all);
         self.sender.post(number, Work::Write { bytes, to }).unwrap();
     }
@@ -67,7 +72,7 @@ fn a_header_may_come_before_the_end_of_its_piece() {
         ends.commit(0);
         ends.drive();
         let came = ends.receiver.arrivals.next().unwrap();
-        outcomes[usize::from(came.header.verify(&came.bytes).is_ok())] += 1;
+        outcomes[usize::from(verify(&came).is_ok())] += 1;
         assert!(ends.receiver.is_settled() && ends.receiver.runs.is_empty());
     }
     assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
@@ -84,8 +89,9 @@ fn an_old_header_is_not_taken() {
         settle(&mut ends.sender);
         ends.commit(number);
         ends.drive();
-        let Came { header, bytes, landing, .. } = ends.receiver.arrivals.next().unwrap();
-        assert_eq!(header.verify(&bytes), Ok(()));
+        let came = ends.receiver.arrivals.next().unwrap();
+        assert_eq!(verify(&came), Ok(()));
+        let Came { bytes, landing, .. } = came;
         drop(bytes);
         ends.receiver.arrivals.done(LENGTH, landing);
     }

@@ -9,9 +9,9 @@ use thalweg_arena::Claim;
 use thalweg_rdma_proto::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
-use thalweg_wire::FrameHeader;
 
 use crate::arrivals::Arrivals;
+use crate::extent::Part;
 use crate::offers::{corrupt, refused, RECEIVE};
 use crate::outbox::Outbox;
 use crate::parts::Parts;
@@ -20,9 +20,10 @@ use crate::sides::{Came, Landing, Receives};
 use crate::words::Word;
 use crate::NOTES;
 
-/// A chunk that is being read.
+/// A part that is being read.
 struct Run {
-    header: FrameHeader,
+    part: Part,
+    sum: u32,
     landing: Landing,
     parts: Parts,
     /// Whether the chunk is still wanted: the peer has not withdrawn it.
@@ -38,9 +39,9 @@ pub(crate) struct Reading {
     joined: bool,
     epoch: u32,
     mover: Mover,
-    /// The remote memory of each chunk that is offered or being placed. `None` if it was lent to a pair that
-    /// is lost.
-    lent: BTreeMap<u64, Option<Remote>>,
+    /// The checksum and the remote memory of each part that is offered or being placed. The memory is `None` if it
+    /// was lent to a pair that is lost.
+    lent: BTreeMap<u64, (u32, Option<Remote>)>,
     runs: BTreeMap<u64, Run>,
     /// The chunk of each read in flight.
     posted: HashMap<u64, u64>,
@@ -68,13 +69,13 @@ impl Reading {
         self.started.elapsed()
     }
 
-    fn handle_lent(&mut self, number: u64, header: FrameHeader, from: Remote) -> Result<()> {
+    fn handle_lent(&mut self, number: u64, sum: u32, from: Remote) -> Result<()> {
         // Without a connected pair, this loan belongs to a lost pair. The peer will lend the chunk again.
         let place = self.joined.then_some(from);
         if number >= self.arrivals.offers.count() {
-            self.arrivals.lent(number, header, self.runs.len())?;
-            self.lent.insert(number, place);
-        } else if let Some(known) = self.lent.get_mut(&number) {
+            self.arrivals.lent(number, self.runs.len())?;
+            self.lent.insert(number, (sum, place));
+        } else if let Some((_, known)) = self.lent.get_mut(&number) {
             *known = place;
         } else {
             self.begin(number, place);
@@ -85,7 +86,7 @@ impl Reading {
     /// Starts reading a chunk that has its place, from where the peer lends it.
     fn begin(&mut self, number: u64, from: Option<Remote>) {
         if let (Some(run), Some(Remote { address, key })) = (self.runs.get(&number), from) {
-            let length = run.header.length() as u64;
+            let length = run.part.bytes;
             self.mover.handle_grant(Grant { number, length, address, key });
         }
     }
@@ -93,7 +94,7 @@ impl Reading {
     /// Handles the peer's withdrawal of a chunk. Stops reading it, and answers `Taken` once none of its reads
     /// is in flight.
     fn handle_withdraw(&mut self, number: u64, outbox: &Outbox) -> Result<()> {
-        self.arrivals.offers.withdraw(number)?;
+        self.arrivals.withdraw(number)?;
         if self.lent.remove(&number).is_some() {
             outbox.say(&Word::Taken { number });
         } else if let Some(run) = self.runs.get_mut(&number) {
@@ -113,8 +114,8 @@ impl Reading {
         if self.posted.values().any(|&of| of == number) || !self.runs.get(&number).is_some_and(over) {
             return;
         }
-        if let Some(Run { header, landing, .. }) = self.runs.remove(&number) {
-            self.arrivals.stock.done(header.length() as u64, landing);
+        if let Some(Run { part, landing, .. }) = self.runs.remove(&number) {
+            self.arrivals.stock.done(part.bytes, landing);
             outbox.say(&Word::Taken { number });
         }
     }
@@ -140,12 +141,12 @@ impl Reading {
 
     /// Called when all of a chunk has been read. Queues the chunk for delivery.
     fn over(&mut self, number: u64) -> Result<()> {
-        let Some(Run { header, landing, parts, .. }) = self.runs.remove(&number) else { return Ok(()) };
+        let Some(Run { part, sum, landing, parts, .. }) = self.runs.remove(&number) else { return Ok(()) };
         self.mover.handle_taken(number);
         let bytes = parts.whole();
         let bytes =
             bytes.ok_or_else(|| Error::new(ErrorKind::System, RECEIVE, "a part of a chunk is missing"))?;
-        self.arrivals.push(Came { number, header, bytes, landing, copies: 0 });
+        self.arrivals.push(Came { number, part, sum, bytes: vec![bytes], landing, copies: 0 });
         Ok(())
     }
 
@@ -155,7 +156,7 @@ impl Reading {
             memory.into_claims().into_iter().for_each(|part| self.put_back(part));
         }
         self.joined = false;
-        self.lent.values_mut().for_each(|from| *from = None);
+        self.lent.values_mut().for_each(|(_, from)| *from = None);
         let ended = |why: &str| Err(Error::closed(RECEIVE, why));
         if !fault.may_retry() {
             return ended("the peer's device refused a read of what was lent (access error)");
@@ -208,7 +209,8 @@ impl Reading {
 impl Receives for Reading {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Lent { number, header, from } => self.handle_lent(number, header, from)?,
+            Word::Offer { number, extent } => self.arrivals.offers.add(number, extent)?,
+            Word::Lent { number, sum, from } => self.handle_lent(number, sum, from)?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number, outbox)?,
             Word::Ring { epoch, endpoint, .. } => self.handle_ring(epoch, &endpoint)?,
             Word::Broken { epoch } if epoch == self.epoch && self.joined => {
@@ -248,13 +250,17 @@ impl Receives for Reading {
     fn grant_memory(
         &mut self,
         number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
+        part: Part,
+        places: Vec<Option<Claim>>,
         _: &Outbox,
     ) -> Result<()> {
-        let from = self.lent.remove(&number).flatten();
-        let (claim, landing) = self.arrivals.stock.land(header.length() as u64, place)?;
-        self.runs.insert(number, Run { header, landing, parts: Parts::new(claim), wanted: true });
+        let Some((sum, from)) = self.lent.remove(&number) else { return Ok(()) };
+        let (memory, landing) = self.arrivals.stock.land(part.bytes, places)?;
+        // Senders that lend offer parts of one chunk, so the memory is one claim.
+        let mut claims = memory.into_claims();
+        let claim =
+            claims.pop().filter(|_| claims.is_empty()).ok_or_else(|| corrupt("a loan of many chunks"))?;
+        self.runs.insert(number, Run { part, sum, landing, parts: Parts::new(claim), wanted: true });
         self.begin(number, from);
         self.arrivals.wake_driver();
         Ok(())

@@ -3,13 +3,18 @@
 use std::time::Duration;
 
 use thalweg_rdma_proto::{Config, Cut, Flight, HEADER, MOST_PIECE};
-use thalweg_transport::{Error, Kind, Need, Options, Result, Setting};
+use thalweg_transport::{Error, ErrorKind, Kind, Need, Options, Result, Setting};
 use thalweg_wire::MAX_CHUNK;
 
 use crate::{NOTES, WORKS};
 
 /// Slots of the ring that the peer writes commit records into.
 pub(crate) const SLOTS: usize = 256;
+
+/// Most bytes of a piece. No update is longer.
+const LONGEST: u64 = 1 << 40;
+/// Most bytes of a piece that goes through the slot.
+const SLOT: u64 = MAX_CHUNK as u64 + HEADER;
 
 /// Condition of the settings that apply only when pieces are written one at a time.
 const PIECES: Need = Need::Word { name: "mode", among: &["fedrdma-e", "fedrdma"] };
@@ -18,7 +23,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         name: "mode",
         kind: Kind::Choice { default: "window", choices: &["window", "pull", "fedrdma-e", "fedrdma", "whole"] },
-        meaning: "how chunks move: written in pieces, as many under way as the path carries; read so by their receiver, to \
+        meaning: "how updates move: written in pieces, as many under way as the path carries; read so by their receiver, to \
                   whom nobody writes then, if either end says so; written one piece at a time, from the last to the first \
                   (FedRDMA-E, section 3.2); one piece at a time, each with a header, into one slot (FedRDMA, section 3.1); \
                   or written each at once",
@@ -26,14 +31,15 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "piece",
-        kind: Kind::Number { default: MOST_PIECE, least: 4096, most: MAX_CHUNK as u64 + HEADER },
-        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of a piece; a whole chunk and its header are the most",
-        needs: &[PIECES, Need::Chunk { beside: HEADER }],
+        kind: Kind::Number { default: MOST_PIECE, least: 4096, most: LONGEST },
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of a piece, up to a whole update and its header; with \
+                  \"fedrdma\", whose pieces go through one slot, 4 MiB and a header at most",
+        needs: &[PIECES],
     },
     Setting {
         name: "link_enable",
         kind: Kind::Number { default: 4096, least: 0, most: 1 << 20 },
-        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of the small piece that leaves first of chunks from 2 MiB on \
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of the small piece that leaves first of updates from 2 MiB on \
                   (section 4.3); 0 for none",
         needs: &[PIECES],
     },
@@ -65,6 +71,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
 pub(crate) struct Choices {
     pub(crate) mover: Config,
     pub(crate) style: Style,
+    /// Whether an update is granted and committed as a whole, instead of chunk by chunk.
+    pub(crate) whole: bool,
     pub(crate) trusts_fabric: bool,
 }
 
@@ -111,10 +119,16 @@ impl Choices {
             let choice = if style == Style::Slot { "mode = \"fedrdma\"" } else { "race = true" };
             return Err(Error::no_baselines("read the options of rdma", choice));
         }
+        if style == Style::Slot && piece > SLOT {
+            let context = format!("a piece of {piece} bytes; the one slot of mode = \"fedrdma\" has {SLOT}");
+            return Err(Error::new(ErrorKind::Unsupported, "read the options of rdma", context)
+                .hint("set a shorter piece, or mode = \"fedrdma-e\""));
+        }
         let slots = if matches!(style, Style::Writes | Style::Printed) { SLOTS } else { 0 };
         let notes = if style == Style::Slot { NOTES } else { 0 };
-        let mover = Config { cut, flight, pieces: WORKS, slots, notes };
-        Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
+        let mover = Config { cut, flight, pieces: WORKS, slots, notes, longest: u64::MAX };
+        let whole = cut != Cut::Adaptive;
+        Ok(Self { mover, style, whole, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 
     /// A warning if updates travel in the clear although TLS was set.
@@ -139,7 +153,6 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_transport::ErrorKind;
 
     fn read(own: &str) -> Result<Choices> {
         let own = serde_json::from_str(own).expect("a JSON object");
@@ -185,10 +198,20 @@ mod tests {
         }
     }
 
+    /// Table 2 has pieces of 12 MB and 1 GB.
     #[test]
-    fn a_piece_is_at_most_the_longest_chunk_and_its_header() {
-        assert!(read(r#"{"mode": "fedrdma-e", "piece": 4194368}"#).is_ok());
-        let error = read(r#"{"mode": "fedrdma-e", "piece": 4194369}"#).expect_err("too long");
-        assert!(error.to_string().contains("from 4096 to 4194368"), "{error}");
+    fn a_piece_may_be_a_whole_update_but_no_longer_than_the_slot() {
+        for piece in [65_536_u64, 12_000_000, 1 << 30, 1 << 40] {
+            let chosen = read(&format!(r#"{{"mode": "fedrdma-e", "piece": {piece}}}"#)).expect("a piece");
+            assert_eq!(chosen.mover.cut, Cut::Fixed { piece, link_enable: Some(4096) });
+            assert!(chosen.whole);
+        }
+        let error = read(r#"{"mode": "fedrdma-e", "piece": 1099511627777}"#).expect_err("too long");
+        assert!(error.to_string().contains("from 4096 to 1099511627776"), "{error}");
+        let in_slot = |piece: u64| read(&format!(r#"{{"mode": "fedrdma", "piece": {piece}}}"#));
+        assert_eq!(in_slot(SLOT).is_ok(), cfg!(feature = "baselines"));
+        let error = in_slot(SLOT + 1).expect_err("longer than the slot");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(!cfg!(feature = "baselines") || error.to_string().contains("the one slot"), "{error}");
     }
 }

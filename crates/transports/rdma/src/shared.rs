@@ -117,7 +117,12 @@ impl Shared {
 
     fn take(&self, word: Word) -> Result<()> {
         let to_receiver = match word {
-            Word::Offer { .. } | Word::Lent { .. } | Word::Withdraw { .. } | Word::Sent { .. } => true,
+            Word::Offer { .. }
+            | Word::Ready { .. }
+            | Word::Lent { .. }
+            | Word::Withdraw { .. }
+            | Word::Sum { .. }
+            | Word::Sent { .. } => true,
             Word::Grant { .. } | Word::Taken { .. } | Word::Missing { .. } | Word::Noted { .. } => false,
             // The side that moves the bytes sends `Renew`. The other side sends `Ring` and `Broken`.
             Word::Renew { .. } => !self.pulls,

@@ -12,11 +12,12 @@ use thalweg_verbs::pretend::{connected, Behaviour, Fabric, Pretend};
 use thalweg_verbs::Device;
 
 use super::*;
-use crate::ends::header;
+use crate::ends::extent;
 use crate::lending::Lending;
 use crate::pool::Pool;
 use crate::reading::Reading;
 use crate::settings::Choices;
+use crate::sides::Offered;
 use crate::{GRANTS, NOTES};
 
 /// Polls after which the device has done everything that it was asked to.
@@ -37,11 +38,11 @@ async fn full() -> Shared {
     device.register(&source).unwrap();
     let bytes = source.lend(source.range()).unwrap();
     while shared.outgoing().has_room(100) {
-        let (header, bytes) = (header(&bytes), bytes.clone());
-        shared.outgoing().offer(header, bytes, None, &Arc::default(), &shared.outbox).unwrap();
+        let part = Offered { bytes: bytes.clone(), staged: None, chunks: Vec::new() };
+        shared.outgoing().offer(Some(extent(100)), part, &Arc::default(), &shared.outbox).unwrap();
     }
     settle(&shared);
-    assert_eq!(shared.outbox.said().len(), GRANTS, "all are lent");
+    assert_eq!(shared.outbox.said().len(), 2 * GRANTS, "all are offered and lent");
     shared
 }
 

@@ -6,13 +6,21 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use thalweg_arena::{Arena, Claim};
-use thalweg_transport::Result;
-use thalweg_wire::FrameHeader;
+use thalweg_transport::{ChunkRef, Result};
 
 use crate::arrivals::Arrivals;
+use crate::extent::{Extent, Part};
 use crate::outbox::Outbox;
 use crate::tracker::Tracker;
 use crate::words::Word;
+
+/// A part that is offered. Its bytes lie in registered memory.
+pub(crate) struct Offered {
+    pub(crate) bytes: Bytes,
+    /// The pool arena with a copy of the bytes, if the bytes were copied.
+    pub(crate) staged: Option<Arena>,
+    pub(crate) chunks: Vec<ChunkRef>,
+}
 
 /// The side that sends chunks.
 pub(crate) trait Sends: Send {
@@ -26,16 +34,14 @@ pub(crate) trait Sends: Send {
     /// Whether a withdrawn chunk still waits for a completion before its `Withdraw` can be sent.
     fn is_leaving(&self) -> bool;
 
-    /// Offers a chunk whose bytes lie in registered memory. `staged` is the pool arena with a copy of the
-    /// bytes, if the bytes were copied.
+    /// Offers the next part of an extent: with `extent`, the first one, and the extent with it.
     ///
     /// # Errors
     /// Errors of the device.
     fn offer(
         &mut self,
-        header: FrameHeader,
-        bytes: Bytes,
-        staged: Option<Arena>,
+        extent: Option<Extent>,
+        part: Offered,
         tracker: &Arc<Tracker>,
         outbox: &Outbox,
     ) -> Result<()>;
@@ -96,7 +102,7 @@ pub(crate) trait Receives: Send {
 
     /// The oldest offer that is not yet granted, if its number is below `count` and there is credit for it.
     /// Takes that credit. The caller then calls [`Self::grant`].
-    fn next_offer(&mut self, count: u64) -> Option<(u64, FrameHeader)> {
+    fn next_offer(&mut self, count: u64) -> Option<(u64, Part)> {
         self.may_grant().then(|| self.arrivals().next_offer(count)).flatten()
     }
 
@@ -104,28 +110,22 @@ pub(crate) trait Receives: Send {
     ///
     /// # Errors
     /// As [`Self::grant_memory`].
-    fn grant(
-        &mut self,
-        number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
-        outbox: &Outbox,
-    ) -> Result<()> {
-        if !self.arrivals().placed(number, header.length() as u64) {
+    fn grant(&mut self, number: u64, part: Part, places: Vec<Option<Claim>>, outbox: &Outbox) -> Result<()> {
+        if !self.arrivals().placed(number, part.bytes) {
             return Ok(());
         }
-        self.grant_memory(number, header, place, outbox)
+        self.grant_memory(number, part, places, outbox)
     }
 
-    /// Grants memory to a chunk: the claim that the sink gave, or a part of the link's pool.
+    /// Grants memory to a part: the claims that the sink gave for its chunks, or a part of the link's pool.
     ///
     /// # Errors
     /// [`thalweg_transport::ErrorKind::System`] if no memory is left, or no more may be registered.
     fn grant_memory(
         &mut self,
         number: u64,
-        header: FrameHeader,
-        place: Option<Claim>,
+        part: Part,
+        places: Vec<Option<Claim>>,
         outbox: &Outbox,
     ) -> Result<()>;
 
@@ -136,20 +136,22 @@ pub(crate) trait Receives: Send {
     fn stop(&mut self);
 }
 
-/// Where a chunk's bytes are received.
+/// Where a part's bytes are received.
 pub(crate) enum Landing {
-    /// In the place that the sink has given.
-    Place,
-    /// In an arena of the pool. The link then copies them to the sink's place, if it gave one.
-    Pool(Arena, Option<Claim>),
+    /// In the places that the sink has given, one for each chunk.
+    Places,
+    /// In an arena of the pool. The link then copies them to the places that the sink gave for the chunks.
+    Pool(Arena, Vec<Option<Claim>>),
 }
 
-/// A chunk that has arrived, in memory that the peer cannot reach any more.
+/// A part that has arrived, in memory that the peer cannot reach any more.
 pub(crate) struct Came {
     pub(crate) number: u64,
-    pub(crate) header: FrameHeader,
-    /// The chunk's bytes.
-    pub(crate) bytes: Claim,
+    pub(crate) part: Part,
+    /// The part's checksum, as its sender says.
+    pub(crate) sum: u32,
+    /// The part's bytes: a claim for each chunk, or one for all.
+    pub(crate) bytes: Vec<Claim>,
     pub(crate) landing: Landing,
     /// How often the bytes were copied so far.
     pub(crate) copies: u64,

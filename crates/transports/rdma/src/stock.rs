@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_arena::{Arena, Claim};
 use thalweg_rdma_proto::Credits;
 use thalweg_transport::{Error, ErrorKind, Result};
-use thalweg_verbs::Device;
+use thalweg_verbs::{Device, Memory};
 use thalweg_wire::Range;
 
 use crate::pool::Pool;
@@ -41,31 +41,44 @@ impl Stock {
         self.credits.take(length)
     }
 
-    /// Gives memory to a chunk that has credit: the sink's place if the device can register its arena, else a
-    /// part of the pool.
+    /// Gives memory to a part that has credit: the sink's places for its chunks if they are contiguous and the
+    /// device can register their arena, else a part of the pool.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if no memory is left, or no more may be registered.
-    pub(crate) fn land(&mut self, length: u64, place: Option<Claim>) -> Result<(Claim, Landing)> {
-        let known =
-            |claim: &Claim| Arena::of(claim).is_some_and(|(arena, _)| self.device.register(&arena).is_ok());
-        match place {
-            Some(claim) if known(&claim) => Ok((claim, Landing::Place)),
-            other => self.keep(length, other),
+    pub(crate) fn land(&mut self, bytes: u64, places: Vec<Option<Claim>>) -> Result<(Memory, Landing)> {
+        let known = |claim: &Claim| {
+            let arena = Arena::of(claim).map(|(arena, _)| arena);
+            arena.filter(|arena| self.device.register(arena).is_ok()).map(|arena| arena.as_ptr())
+        };
+        let follows = |two: &[Option<Claim>]| match two {
+            [Some(one), Some(next)] => std::ptr::eq(one.as_ptr_range().end, next.as_ptr()),
+            _ => false,
+        };
+        let first = places.first().and_then(|place| known(place.as_ref()?));
+        let last = places.last().and_then(|place| known(place.as_ref()?));
+        if first.is_some() && first == last && places.windows(2).all(follows) {
+            if let Some(memory) = Memory::new(places.into_iter().flatten().collect()) {
+                return Ok((memory, Landing::Places));
+            }
+            return Err(Error::new(ErrorKind::System, "receive", "places that are not contiguous"));
         }
+        let (claim, landing) = self.keep(bytes, places)?;
+        Ok((claim.into(), landing))
     }
 
-    /// Gives pool memory to a chunk that has credit. When the link delivers the chunk, it copies the bytes to
-    /// `place`, if there is one.
+    /// Gives pool memory to a part that has credit. When the link delivers the part, it copies the bytes to
+    /// `places`, as far as there are some.
     ///
     /// # Errors
     /// As [`Self::land`].
-    pub(crate) fn keep(&mut self, length: u64, place: Option<Claim>) -> Result<(Claim, Landing)> {
-        self.pooled.take(length);
-        let arena = self.pool.take(length as usize)?;
-        let claim = arena.claim(Range::new(0, length));
+    pub(crate) fn keep(&mut self, bytes: u64, places: Vec<Option<Claim>>) -> Result<(Claim, Landing)> {
+        self.pooled.take(bytes);
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let arena = self.pool.take(length)?;
+        let claim = arena.claim(Range::new(0, bytes));
         let claim = claim.map_err(|e| Error::new(ErrorKind::System, "receive", e.to_string()))?;
-        Ok((claim, Landing::Pool(arena, place)))
+        Ok((claim, Landing::Pool(arena, places)))
     }
 
     /// Returns the credit of a chunk that was withdrawn before it got memory.
@@ -76,8 +89,8 @@ impl Stock {
     /// Returns the credit of a chunk that was delivered or dropped, and its pool memory.
     pub(crate) fn done(&mut self, length: u64, landing: Landing) {
         self.credits.give(length);
-        if let Landing::Pool(arena, place) = landing {
-            drop(place);
+        if let Landing::Pool(arena, places) = landing {
+            drop(places);
             self.pooled.give(length);
             self.pool.give(arena);
         }

@@ -4,7 +4,9 @@
 
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Endpoint, Remote, ENDPOINT_BYTES};
-use thalweg_wire::{FrameHeader, Kind, Range, HEADER_BYTES, MAX_CHUNK};
+use thalweg_wire::{FrameHeader, Kind, Range, HEADER_BYTES};
+
+use crate::extent::{Extent, Part};
 
 /// Bytes of a commit record, which are also the bytes of a slot in the ring.
 pub(crate) const RECORD: usize = 64;
@@ -12,23 +14,28 @@ pub(crate) const RECORD: usize = 64;
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Word {
-    /// The sender offers a chunk. Numbers count from 0.
-    Offer { number: u64, header: FrameHeader },
-    /// The sender withdraws a chunk. If it had already committed the chunk, the commit record still arrives.
+    /// The sender offers an extent. Its first part has this number, and memory may be granted to it. Numbers
+    /// count parts from 0.
+    Offer { number: u64, extent: Extent },
+    /// Memory may be granted to the next part of the extent offered last.
+    Ready { number: u64 },
+    /// The sender withdraws a part. If it had already committed the part, the commit record still arrives.
     Withdraw { number: u64, committed: bool },
-    /// The sender lends a chunk: the receiver may read it there. Numbers grow. After a pair was lost, the
-    /// sender lends the chunk again with its place for the new pair.
-    Lent { number: u64, header: FrameHeader, from: Remote },
-    /// The receiver grants memory: the sender may write the chunk there.
+    /// The sender lends a part of the extent offered last: the receiver may read it there. Numbers grow. After
+    /// a pair was lost, the sender lends the part again with its place for the new pair.
+    Lent { number: u64, sum: u32, from: Remote },
+    /// The receiver grants memory: the sender may write the part there.
     Grant { number: u64, to: Remote },
-    /// The sender has written all pieces of a chunk into the one slot, and asks which ranges are missing.
+    /// The checksum of a part whose pieces are written into the one slot.
+    Sum { number: u64, sum: u32 },
+    /// The sender has written all pieces of a part into the one slot, and asks which ranges are missing.
     Sent { number: u64 },
     /// The receiver answers [`Word::Sent`]: this range is missing. One message for each missing range.
     Missing { number: u64, range: Range },
     /// The receiver has read this many notes since its last message of this kind, so the sender may write as
     /// many more pieces into the slot.
     Noted { count: u32 },
-    /// The receiver has delivered or dropped the chunk.
+    /// The receiver has delivered or dropped the part.
     Taken { number: u64 },
     /// The side that moves the bytes has lost the pair. It sends the endpoint of its next pair.
     Renew { epoch: u32, endpoint: Endpoint },
@@ -64,12 +71,12 @@ impl Reader<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn epoch(&mut self) -> Result<u32> {
+    fn short(&mut self) -> Result<u32> {
         self.take().map(u32::from_le_bytes)
     }
 
     pub(crate) fn remote(&mut self) -> Result<Remote> {
-        Ok(Remote { address: self.number()?, key: self.epoch()? })
+        Ok(Remote { address: self.number()?, key: self.short()? })
     }
 
     pub(crate) fn endpoint(&mut self) -> Result<Endpoint> {
@@ -77,26 +84,30 @@ impl Reader<'_> {
         Endpoint::decode(&bytes).ok_or_else(|| corrupt("an endpoint that no device has"))
     }
 
-    fn header(&mut self) -> Result<FrameHeader> {
-        let header = FrameHeader::decode(&self.take::<HEADER_BYTES>()?)?;
-        let plausible = header.kind == Kind::Chunk && (1..=MAX_CHUNK).contains(&header.chunk.length);
-        plausible.then_some(header).ok_or_else(|| corrupt("an offer of what is no chunk"))
+    fn extent(&mut self) -> Result<Extent> {
+        let FrameHeader { kind, chunk: first, .. } = FrameHeader::decode(&self.take::<HEADER_BYTES>()?)?;
+        let all = Part { first, chunk: self.short()?, bytes: self.number()? };
+        let extent = Extent { all, whole: self.take::<1>()? == [1] };
+        let plausible = kind == Kind::Chunk && all.is_plausible();
+        plausible.then_some(extent).ok_or_else(|| corrupt("an offer of what is no extent"))
     }
 
     fn word(&mut self) -> Result<Word> {
         let [tag] = self.take()?;
         Ok(match tag {
-            0 => Word::Offer { number: self.number()?, header: self.header()? },
+            0 => Word::Offer { number: self.number()?, extent: self.extent()? },
             1 => Word::Withdraw { number: self.number()?, committed: self.take::<1>()? == [1] },
             2 => Word::Grant { number: self.number()?, to: self.remote()? },
             3 => Word::Taken { number: self.number()? },
-            4 => Word::Renew { epoch: self.epoch()?, endpoint: self.endpoint()? },
-            5 => Word::Ring { epoch: self.epoch()?, endpoint: self.endpoint()?, ring: self.remote()? },
-            6 => Word::Broken { epoch: self.epoch()? },
-            7 => Word::Lent { number: self.number()?, header: self.header()?, from: self.remote()? },
+            4 => Word::Renew { epoch: self.short()?, endpoint: self.endpoint()? },
+            5 => Word::Ring { epoch: self.short()?, endpoint: self.endpoint()?, ring: self.remote()? },
+            6 => Word::Broken { epoch: self.short()? },
+            7 => Word::Lent { number: self.number()?, sum: self.short()?, from: self.remote()? },
             8 => Word::Sent { number: self.number()? },
             9 => Word::Missing { number: self.number()?, range: Range::new(self.number()?, self.number()?) },
-            12 => Word::Noted { count: self.epoch()? },
+            10 => Word::Ready { number: self.number()? },
+            11 => Word::Sum { number: self.number()?, sum: self.short()? },
+            12 => Word::Noted { count: self.short()? },
             _ => return Err(corrupt("an unknown word")),
         })
     }
@@ -106,15 +117,27 @@ impl Word {
     /// Appends the encoded message.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Word::Offer { number, header } => {
+            Word::Offer { number, extent: Extent { all, whole } } => {
                 out.push(0);
                 out.extend(number.to_le_bytes());
-                out.extend(header.encode());
+                out.extend(FrameHeader::chunk(all.first, 0).encode());
+                out.extend(all.chunk.to_le_bytes());
+                out.extend(all.bytes.to_le_bytes());
+                out.push(u8::from(*whole));
             }
-            Word::Lent { number, header, from } => {
+            Word::Ready { number } => {
+                out.push(10);
+                out.extend(number.to_le_bytes());
+            }
+            Word::Sum { number, sum } => {
+                out.push(11);
+                out.extend(number.to_le_bytes());
+                out.extend(sum.to_le_bytes());
+            }
+            Word::Lent { number, sum, from } => {
                 out.push(7);
                 out.extend(number.to_le_bytes());
-                out.extend(header.encode());
+                out.extend(sum.to_le_bytes());
                 put_remote(out, *from);
             }
             Word::Withdraw { number, committed } => {
@@ -171,32 +194,38 @@ impl Word {
     }
 }
 
-/// The commit record of a grant.
-pub(crate) fn record(number: u64) -> [u8; RECORD] {
+/// The commit record of a part, with the part's checksum.
+pub(crate) fn record(number: u64, sum: u32) -> [u8; RECORD] {
     let mut record = [0; RECORD];
     record[..8].copy_from_slice(&number.to_le_bytes());
+    record[8..12].copy_from_slice(&sum.to_le_bytes());
     record
 }
 
-/// The number of the grant that a commit record belongs to.
-pub(crate) fn recorded(record: &[u8; RECORD]) -> u64 {
-    let mut number = [0; 8];
+/// The number and the checksum of the part that a commit record belongs to.
+pub(crate) fn recorded(record: &[u8; RECORD]) -> (u64, u32) {
+    let (mut number, mut sum) = ([0; 8], [0; 4]);
     number.copy_from_slice(&record[..8]);
-    u64::from_le_bytes(number)
+    sum.copy_from_slice(&record[8..12]);
+    (u64::from_le_bytes(number), u32::from_le_bytes(sum))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use thalweg_wire::{ChunkHeader, LayoutHash};
+    use thalweg_wire::{ChunkHeader, LayoutHash, MAX_CHUNK};
 
     fn words() -> Vec<Word> {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 6 };
         let endpoint = Endpoint { gid: [7; 16], number: 8, first: 9, mtu: 4096, reads: 16 };
         let to = Remote { address: 10, key: 11 };
+        let all = Part { first: chunk, chunk: MAX_CHUNK, bytes: 1 << 33 };
         vec![
-            Word::Offer { number: 1, header: FrameHeader::chunk(chunk, 12) },
+            Word::Offer { number: 1, extent: Extent { all, whole: true } },
+            Word::Offer { number: 2, extent: Extent { all: Part::one(chunk), whole: false } },
+            Word::Ready { number: 3 },
+            Word::Sum { number: 4, sum: 5 },
             Word::Withdraw { number: 2, committed: true },
             Word::Withdraw { number: 3, committed: false },
             Word::Grant { number: u64::MAX, to },
@@ -207,7 +236,7 @@ mod tests {
             Word::Sent { number: 10 },
             Word::Noted { count: 14 },
             Word::Missing { number: 11, range: Range::new(12, 13) },
-            Word::Lent { number: 8, header: FrameHeader::chunk(chunk, 9), from: to },
+            Word::Lent { number: 8, sum: 9, from: to },
         ]
     }
 
@@ -239,22 +268,23 @@ mod tests {
             |_, _| {},
             |bytes| {
                 for word in Word::decode_all(bytes).into_iter().flatten() {
-                    if let Word::Offer { header, .. } | Word::Lent { header, .. } = word {
-                        assert!(header.length() <= MAX_CHUNK as usize);
+                    if let Word::Offer { extent, .. } = word {
+                        assert!(extent.all.chunks().take(3).all(|chunk| chunk.length <= MAX_CHUNK));
                     }
                 }
             },
         );
         let chunk = ChunkHeader { job: 0, round: 0, sender: 0, layout: LayoutHash(0), offset: 0, length: 0 };
         let mut empty = Vec::new();
-        Word::Offer { number: 0, header: FrameHeader::chunk(chunk, 0) }.encode(&mut empty);
+        let extent = Extent { all: Part::one(chunk), whole: false };
+        Word::Offer { number: 0, extent }.encode(&mut empty);
         assert!(Word::decode_all(&empty).is_err(), "a chunk without bytes");
     }
 
     #[test]
     fn records_name_their_grant() {
-        for number in [0, 1, u64::MAX] {
-            assert_eq!(recorded(&record(number)), number);
+        for (number, sum) in [(0, 7), (1, 0), (u64::MAX, u32::MAX)] {
+            assert_eq!(recorded(&record(number, sum)), (number, sum));
         }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_arena::Arena;
 
-use crate::{Device, Error, Fault, Limits, Pair};
+use crate::{Device, Error, Fault, Limits, Pair, Remote};
 use pair::PretendPair;
 use state::State;
 
@@ -52,6 +52,17 @@ impl Default for Behaviour {
     }
 }
 
+/// A write that has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Where it goes.
+    pub to: Remote,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Whether the peer gets a note.
+    pub note: bool,
+}
+
 type Wire = Arc<Mutex<State>>;
 
 /// The network of the devices that reach each other.
@@ -60,6 +71,7 @@ pub struct Fabric {
     /// All pairs, by their numbers.
     pairs: Mutex<HashMap<u32, Wire>>,
     next: Mutex<u32>,
+    writes: Mutex<Vec<Written>>,
     /// Held while a part moves between two pairs, so that neither disappears meanwhile.
     turn: Mutex<()>,
 }
@@ -73,6 +85,11 @@ impl Fabric {
 
     fn find(&self, number: Option<u32>) -> Option<Wire> {
         locked(&self.pairs).get(&number?).cloned()
+    }
+
+    /// The writes that have begun and did not fail at once, in order.
+    pub fn writes(&self) -> Vec<Written> {
+        locked(&self.writes).clone()
     }
 
     /// Breaks all pairs, like a cut cable. Returns how many.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use thalweg_arena::Arena;
 
 use super::state::State;
-use super::{locked, Fabric, Known, Shared, Wire, MTU, WORKS};
+use super::{locked, Fabric, Known, Shared, Wire, Written, MTU, WORKS};
 use crate::{Done, Endpoint, Error, Fault, Memory, Pair, Remote, Work};
 
 /// One end of a simulated queue pair.
@@ -118,6 +118,11 @@ impl PretendPair {
                 state.unread.push(into.into());
             }
             return state.lose(fault);
+        }
+        if let Work::Write { bytes, to } | Work::Note { bytes, to, .. } = &work {
+            let (bytes, note) =
+                (bytes.iter().map(|part| part.len() as u64).sum(), matches!(work, Work::Note { .. }));
+            locked(&self.fabric.writes).push(Written { to: *to, bytes, note });
         }
         let mut state = locked(&self.wire);
         match work {

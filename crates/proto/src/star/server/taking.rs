@@ -20,6 +20,15 @@ impl Server {
         }
     }
 
+    /// Foresees the place of a chunk before any of its bytes arrive. `None` unless all of it is new. It takes no
+    /// time and counts nothing: the chunk may never arrive.
+    pub fn foresee(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<Place> {
+        let (sender, part) = self.uploading(link, chunk)?;
+        let weight = part.weight;
+        let fit = part.incoming.reassembly().fit(chunk.range());
+        (fit == Fit::New).then_some(Place::New { sender, weight })
+    }
+
     /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
     /// knows the chunk's length.
     pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {

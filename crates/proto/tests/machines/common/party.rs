@@ -188,7 +188,9 @@ impl ServerParty {
 
     /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, link: LinkId, header: &FrameHeader, payload: &[u8], left: u64) {
+        let foreseen = self.machine.foresee(link, &header.chunk);
         let place = self.machine.place(now, link, &header.chunk);
+        assert_eq!(foreseen, Some(place).filter(|place| matches!(place, Place::New { .. })));
         if let (Place::New { sender, .. }, Partial::Discard) = (place, self.partial) {
             // The payload is received in place, even if it turns out to be damaged.
             let at = header.chunk.range();
@@ -384,7 +386,9 @@ impl ClientParty {
     /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
         self.seen.model_chunks += 1;
+        let foreseen = self.machine.foresees(&header.chunk);
         let (fit, _) = self.machine.fit(now, &header.chunk);
+        assert_eq!(foreseen, fit == Fit::New);
         let offset = header.chunk.offset as usize;
         if fit == Fit::New {
             self.arena[offset..offset + payload.len()].copy_from_slice(payload);
