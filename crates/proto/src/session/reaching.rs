@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_let_in_before_tries_for_its_patience_if_that_is_longer() {
+    fn a_client_that_was_let_in_before_tries_through_an_outage_if_that_is_longer() {
         for (outage, longer) in [(600, 600), (1, 2)] {
             let mut reaching = Reaching::new(2 * SECOND, outage * SECOND);
             reaching.trying(SECOND);
