@@ -396,7 +396,7 @@ class TaskClient:
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        After its link was lost it tries for ``outage`` seconds, if that is longer.
+        After its link was lost it tries for ``outage`` seconds, if that is longer than ``timeout``.
 
         No two members of a server have the same ``name``. ``token_file`` is a file made by ``thalweg pki issue NAME
         --role task-member``. ``compression`` is that of the server. Raises LinkError, PlanError.

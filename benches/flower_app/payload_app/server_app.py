@@ -18,7 +18,7 @@ app = ServerApp()
 
 
 def peak_rss() -> int:
-    """Return this process's peak resident memory, in bytes. In ``ru_maxrss`` is that of its parent before exec, too."""
+    """Return this process's peak resident memory, in bytes. ``ru_maxrss`` would include its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 

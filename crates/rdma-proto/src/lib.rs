@@ -1,8 +1,8 @@
-//! Decides which piece of which chunk a one-sided RDMA write or read moves next, and when. It does no IO and
+//! Decides which piece of which part a one-sided RDMA write or read moves next, and when. It does no IO and
 //! reads no clock: `now` is an argument.
 //!
-//! One party offers chunks, and the other grants memory for each. The party that moves the bytes cuts each
-//! granted chunk into pieces, one work request each. FedRDMA calls these pieces "chunks" (section 3.1). Here
+//! One party offers parts, chunks or whole updates, and the other grants memory for each. The party that moves
+//! the bytes cuts each granted part into pieces, one work request each. FedRDMA calls these pieces "chunks" (section 3.1). Here
 //! a chunk is a frame's payload, and a piece is what one work request moves.
 //!
 //! ```text

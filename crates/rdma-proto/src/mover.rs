@@ -1,4 +1,4 @@
-//! The state machine that moves granted chunks piece by piece. It takes grants, completions and losses, and
+//! The state machine that moves granted parts of updates piece by piece. It takes grants, completions and losses, and
 //! returns work requests.
 //!
 //! The same machine serves both directions. A sender that writes commits each grant with a record in the
@@ -33,12 +33,12 @@ pub struct Config {
     pub longest: u64,
 }
 
-/// Memory of the peer for one chunk.
+/// Memory of the peer for one part: a chunk, or a whole update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Number of the chunk. Numbers grow.
+    /// Number of the part. Numbers grow.
     pub number: u64,
-    /// Bytes of the chunk.
+    /// Bytes of the part.
     pub length: u64,
     /// Address of the memory at the peer.
     pub address: u64,

@@ -23,7 +23,7 @@ OURS: Final = "thalweg"
 #: What another system is given of a plan.
 GIVEN: Final = ("job.clients", "job.rounds", "job.seed", "model.name", "network", "record.folder")
 #: What only tunes thalweg: it may be in a plan, and another system does without it.
-TUNING: Final = ("transport", "job.liveness", "job.grace", "aggregation.staging")
+TUNING: Final = ("transport", "job.liveness", "job.grace", "job.outage", "aggregation.staging")
 FORM: Final = 'Write {name = "gRPC", command = ["PYTHON", "party.py"]}'
 
 

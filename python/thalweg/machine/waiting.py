@@ -1,4 +1,4 @@
-"""How long one call waits, after which its caller checks for Ctrl-C and lost processes, and a job in an outage."""
+"""How long one call waits before its caller looks for Ctrl-C, lost processes and its deadline; and a job in an outage."""
 
 from __future__ import annotations
 

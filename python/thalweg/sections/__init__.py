@@ -218,8 +218,8 @@ class JobSection(Section):
     )
     outage: Annotated[Seconds, Core(), Option(of=BOTH)] = Field(
         OUTAGE_SECONDS,
-        description="the same while a round has too few updates without that client, if this is longer; a node of a "
-        "tree waits so long if all clients are needed",
+        description="seconds that a client whose link broke has to come back while the round has fewer than enough "
+        "updates, if longer than grace; on a tree only if the job needs all clients",
     )
     liveness: Annotated[float, Core()] = Field(
         10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"

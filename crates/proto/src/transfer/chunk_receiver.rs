@@ -16,8 +16,8 @@ pub trait ChunkReceiver {
         (incoming.fit(now, chunk.range()), incoming.reassembly().total())
     }
 
-    /// Whether all of a chunk would be new, before any of its bytes arrive. It takes no time and counts nothing:
-    /// the chunk may never arrive.
+    /// Whether all of a chunk would be new, before any of its bytes arrive. It changes no state, because the
+    /// chunk may never arrive.
     fn foresees(&mut self, chunk: &ChunkHeader) -> bool {
         self.receiving(chunk).is_some_and(|incoming| incoming.reassembly().fit(chunk.range()) == Fit::New)
     }

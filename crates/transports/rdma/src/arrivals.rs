@@ -116,30 +116,30 @@ impl Arrivals {
         self.wake_receiver();
     }
 
-    /// Queues a chunk that has arrived.
+    /// Queues a part that has arrived.
     pub(crate) fn push(&mut self, came: Came) {
         self.came.push_back(came);
     }
 
-    /// Number of chunks that have arrived and are not delivered yet.
+    /// Number of parts that have arrived and are not delivered yet.
     pub(crate) fn len(&self) -> usize {
         self.came.len()
     }
 
-    /// The next chunk to deliver.
+    /// The next part to deliver.
     pub(crate) fn next(&mut self) -> Option<Came> {
         let came = self.came.pop_front()?;
         self.delivered = Some((came.number, self.left.remove(&came.number)));
         Some(came)
     }
 
-    /// Returns the credit of a chunk that was delivered or dropped.
+    /// Returns the credit of a part that was delivered or dropped.
     pub(crate) fn done(&mut self, length: u64, landing: Landing) {
         self.stock.done(length, landing);
         self.wake();
     }
 
-    /// Drops the waiting offers and the chunks that have arrived.
+    /// Drops the waiting offers and the parts that have arrived.
     pub(crate) fn stop(&mut self) {
         self.offers.clear();
         self.came.clear();

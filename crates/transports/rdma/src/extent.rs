@@ -102,7 +102,7 @@ pub(crate) fn checksum_of(mut chunks: impl Iterator<Item = u32>) -> u32 {
     checksum(&sums)
 }
 
-/// The checksum of a part of these chunks, with the part's bytes.
+/// The checksum of a part that has these chunks; `bytes` are the part's bytes.
 pub(crate) fn checksum_of_chunks(chunks: &[ChunkRef], mut bytes: &[u8]) -> u32 {
     checksum_of(chunks.iter().map(|chunk| {
         let (own, others) = bytes.split_at(bytes.len().min(chunk.range().len() as usize));

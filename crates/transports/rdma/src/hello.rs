@@ -39,8 +39,8 @@ const PROBE: u32 = u32::MAX;
 /// on short paths.
 const PROBING: Duration = Duration::from_secs(4);
 
-/// Bytes that the handshake registers on trial: as many as a link needs for one chunk each way when it cannot
-/// lock the arenas' memory.
+/// Bytes that the handshake registers on trial: as many as a link needs for one chunk of 4 MiB each way when
+/// it cannot lock the arenas' memory.
 const SPARE: u64 = 8 << 20;
 
 /// Bytes of the one slot of FedRDMA's first version (section 3.1): a header and the longest chunk.

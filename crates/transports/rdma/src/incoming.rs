@@ -51,7 +51,7 @@ struct Granted {
     fate: Fate,
 }
 
-/// The receiving side of a link whose peer writes each chunk to its place.
+/// The receiving side of a link whose peer writes parts to their places.
 pub(crate) struct Incoming {
     arrivals: Arrivals,
     /// The pair; its first memory is the ring.

@@ -75,7 +75,7 @@ pub(crate) struct Lending {
     next: u64,
     /// The extent that is being offered, and the number of its first part.
     extent: Option<(u64, Extent)>,
-    /// The first number of the extent of which the peer was notified last.
+    /// Number of the first part of the extent that was last offered to the peer.
     said: Option<u64>,
     sent: Arc<AtomicU64>,
     waker: Option<Waker>,

@@ -76,7 +76,7 @@ use crate::link::RdmaLink;
 use crate::plain::Plain;
 use crate::settings::Choices;
 
-/// Maximum number of chunks that a sender may have offered, and that a receiver may have granted, at a time.
+/// Maximum number of parts that a sender may have offered, and that a receiver may have granted, at a time.
 /// It is less than the number of the ring's slots.
 pub(crate) const GRANTS: usize = 240;
 /// Maximum number of work requests in flight on one pair.

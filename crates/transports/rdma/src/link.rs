@@ -47,7 +47,7 @@ pub(crate) struct RdmaLink {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     inbox: Mutex<Inbox>,
-    /// Held while the parts of an extent are offered: only one extent at a time is offered in part.
+    /// Held while an extent's parts are offered, so that parts of two extents never mix.
     offering: Mutex<()>,
     /// Whether an extent is one part.
     whole: bool,

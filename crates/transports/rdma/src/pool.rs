@@ -9,8 +9,8 @@ use thalweg_verbs::Device;
 /// Maximum number of free arenas that are kept for reuse.
 const SPARE: usize = 8;
 
-/// Bytes from which arenas are as long as needed, and not longer than half of the memory that is free. Shorter ones
-/// have a power of two, so that chunks of different lengths use the same ones.
+/// Arenas of more bytes are rounded up to [`STEP`]. Shorter ones are rounded up to a power of two, so that they can be
+/// reused for chunks of other lengths.
 const LARGE: u64 = 32 << 20;
 /// The length of large arenas is a multiple of this: of huge pages.
 const STEP: u64 = 2 << 20;
@@ -50,7 +50,7 @@ impl Pool {
                 return Ok(free.swap_remove(at));
             }
         }
-        // A peer says how long its update is. Registered memory is not swapped.
+        // The peer chooses this length, and registered memory cannot be swapped out.
         if let Some(free) = available().filter(|free| bytes > LARGE && bytes > free / 2) {
             return Err(refused(format!(
                 "an update takes {bytes} bytes, and of {free} that are free half may be used"

@@ -1,9 +1,9 @@
-//! The receiving side of FedRDMA-E by the rule that the paper prints (section 3.2), for comparison only. A
-//! chunk's memory begins with a header, and the receiver polls for it. The rule assumes that the whole chunk
+//! The receiving side of FedRDMA-E by the rule that the paper prints (section 3.2), for comparison only. An
+//! update's memory begins with a header, and the receiver polls for it. The rule assumes that the whole update
 //! has arrived once the header is visible.
 //!
 //! That is not always so: the header may be visible before the end of its own piece has arrived. This side
-//! copies the bytes when it sees the header, as the rule would. The chunk's checksum then shows whether that
+//! copies the bytes when it sees the header, as the rule would. The update's checksum then shows whether that
 //! was too early. The memory is revoked only after the commit record has arrived, behind all data. So a late
 //! write still finds its key open.
 

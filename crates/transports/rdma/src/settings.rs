@@ -54,7 +54,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         name: "race",
         kind: Kind::Flag { default: false },
         meaning: "with mode = \"fedrdma-e\", for comparison only: the header is sent as printed (section 3.2), as the first bytes \
-                  of the last piece, and the receiver takes what is there when it sees it; damaged chunks are asked for again",
+                  of the last piece, and the receiver takes what is there when it sees it; a damaged update is asked for again",
         needs: &[Need::Word { name: "mode", among: &["fedrdma-e"] }],
     },
     Setting {

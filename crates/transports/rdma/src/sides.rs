@@ -22,16 +22,16 @@ pub(crate) struct Offered {
     pub(crate) chunks: Vec<ChunkRef>,
 }
 
-/// The side that sends chunks.
+/// The side that sends parts.
 pub(crate) trait Sends: Send {
-    /// Whether a chunk of `bytes` bytes may be offered now.
+    /// Whether a part of `bytes` bytes may be offered now.
     fn has_room(&self, bytes: u64) -> bool;
 
-    /// Number of chunks that were offered and have not ended. When the number falls, `has_room` and
+    /// Number of parts that were offered and have not ended. When the number falls, `has_room` and
     /// `is_leaving` may change.
     fn chunks(&self) -> usize;
 
-    /// Whether a withdrawn chunk still waits for a completion before its `Withdraw` can be sent.
+    /// Whether a withdrawn part still waits for a completion before its `Withdraw` can be sent.
     fn is_leaving(&self) -> bool;
 
     /// Offers the next part of an extent: with `extent`, the first one, and the extent with it.
@@ -46,7 +46,7 @@ pub(crate) trait Sends: Send {
         outbox: &Outbox,
     ) -> Result<()>;
 
-    /// Withdraws a chunk. Its bytes are free once its tracker lists the chunk as ended.
+    /// Withdraws a part. Its bytes are free once its tracker lists the part as ended.
     fn withdraw(&mut self, number: u64, outbox: &Outbox);
 
     /// Handles a message from the receiving side.
@@ -92,7 +92,7 @@ pub(crate) trait Receives: Send {
         Ok(None)
     }
 
-    /// The peer's offers, the credit for chunks, and the chunks that have arrived.
+    /// The peer's offers, the credit for parts, and the parts that have arrived.
     fn arrivals(&mut self) -> &mut Arrivals;
 
     /// Whether memory can be granted now. False while a lost pair is being replaced.
@@ -117,7 +117,7 @@ pub(crate) trait Receives: Send {
         self.grant_memory(number, part, places, outbox)
     }
 
-    /// Grants memory to a part: the claims that the sink gave for its chunks, or a part of the link's pool.
+    /// Grants memory to a part: the places that the sink gave for its chunks, or an arena of the link's pool.
     ///
     /// # Errors
     /// [`thalweg_transport::ErrorKind::System`] if no memory is left, or no more may be registered.

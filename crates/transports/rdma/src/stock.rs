@@ -1,4 +1,4 @@
-//! Limits how much memory a receiver grants to chunks at a time, and hands that memory out.
+//! Limits how much memory a receiver grants to parts at a time, and hands that memory out.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const GRANTED: u64 = 256 << 20;
 /// Maximum number of granted bytes that lie in the link's own pool.
 const POOLED: u64 = 32 << 20;
 
-/// Credit for chunks, and the pool for chunks whose place the device cannot use.
+/// Credit for parts, and the pool for parts whose chunks have no places that the device can use.
 pub(crate) struct Stock {
     device: Arc<dyn Device>,
     pub(crate) pool: Arc<Pool>,
@@ -31,8 +31,8 @@ impl Stock {
         Self { device, pool, credits, pooled }
     }
 
-    /// Takes credit for a chunk; false if there is not enough now. There must be room in the pool too: only
-    /// the sink's answer shows later whether the chunk needs it.
+    /// Takes credit for a part; false if there is not enough now. There must be room in the pool too: only
+    /// the sink's answer shows later whether the part needs it.
     pub(crate) fn take(&mut self, length: u64) -> bool {
         if !self.pooled.take(length) {
             return false;
@@ -42,7 +42,7 @@ impl Stock {
     }
 
     /// Gives memory to a part that has credit: the sink's places for its chunks if they are contiguous and the
-    /// device can register their arena, else a part of the pool.
+    /// device can register their arena, else an arena of the pool.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if no memory is left, or no more may be registered.
@@ -86,7 +86,7 @@ impl Stock {
         self.credits.give(length);
     }
 
-    /// Returns the credit of a chunk that was delivered or dropped, and its pool memory.
+    /// Returns the credit of a part that was delivered or dropped, and its pool memory.
     pub(crate) fn done(&mut self, length: u64, landing: Landing) {
         self.credits.give(length);
         if let Landing::Pool(arena, places) = landing {

@@ -20,8 +20,8 @@ impl Server {
         }
     }
 
-    /// Foresees the place of a chunk before any of its bytes arrive. `None` unless all of it is new. It takes no
-    /// time and counts nothing: the chunk may never arrive.
+    /// Foresees the place of a chunk before any of its bytes arrive. `None` unless all of it is new. It changes
+    /// no state, because the chunk may never arrive.
     pub fn foresee(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<Place> {
         let (sender, part) = self.uploading(link, chunk)?;
         let weight = part.weight;
