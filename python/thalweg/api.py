@@ -390,12 +390,12 @@ class Client:
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        After its link was lost it tries for ``outage`` seconds, if that is longer than ``timeout``. No two clients of a job have the
-        same ``name``. Without ``data`` the data comes from the app's ``client_data()`` or ``train_data()``.
-        ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors travel, and must agree
-        with the server's. So must ``compression`` and ``compression_down``. The file ``residual`` then keeps what
-        compression has left out, so that a client that starts anew goes on with it. Raises LinkError, PlanError,
-        ModelError.
+        After its link was lost it tries for ``outage`` seconds, if that is longer than ``timeout``. No two clients of a
+        job have the same ``name``. Without ``data`` the data comes from the app's ``client_data()`` or
+        ``train_data()``. ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors travel,
+        and must agree with the server's. So must ``compression`` and ``compression_down``. The file ``residual`` then
+        keeps what compression has left out, so that a client that starts anew goes on with it. Raises LinkError,
+        PlanError, ModelError.
         """
         from thalweg.plan import options as options_of
         from thalweg.transports import links, pki, registry

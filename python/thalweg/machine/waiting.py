@@ -1,4 +1,4 @@
-"""How long one call waits before its caller looks for Ctrl-C, lost processes and its deadline; and a job in an outage."""
+"""How long one call waits before its caller looks for Ctrl-C and lost processes, and how long a job in an outage."""
 
 from __future__ import annotations
 
