@@ -382,7 +382,7 @@ class Client:
         data: Any = None,
         token_file: Path | str | None = None,
         timeout: float = 30.0,
-        outage: float = OUTAGE_SECONDS,
+        outage: float = 0.0,
         tensors: str | Sequence[str] | None = None,
         compression: str | None = None,
         compression_down: str | None = None,

@@ -25,7 +25,7 @@ from thalweg.algorithms.torch_rule import MakeOptimizer, TorchRule
 from thalweg.apps.metrics import offered
 from thalweg.errors import LinkError, PlanError, RoundError, leaving
 from thalweg.job.diloco.exchanges import Exchange, Exchanged, NeighbourMean, RunningExchange, ServerMean, arena_for
-from thalweg.machine.waiting import OUTAGE_SECONDS, WAIT_SLICE
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound
 from thalweg.tensors.binding import Binding, bind
 from thalweg.tensors.named import Named
@@ -466,7 +466,7 @@ def _client(
 
     token = None if token_file is None else pki.read_token(Path(token_file))
     trust = links.remote_trust(url, token, None, None, "auto")
-    options = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout, "outage": OUTAGE_SECONDS}
+    options = {"transport": {"tls": trust.tls}, "token": trust.token, "timeout": timeout}
     return lambda arena: _core.Client(url, name, wire.encode(options), arena)
 
 

@@ -20,7 +20,6 @@ from thalweg import _core, bounded_json, wire
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError, leaving
-from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.outcome import Transfer
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
@@ -391,7 +390,7 @@ class TaskClient:
         name: str,
         token_file: Path | str | None = None,
         timeout: float = 30.0,
-        outage: float = OUTAGE_SECONDS,
+        outage: float = 0.0,
         compression: str | None = None,
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.

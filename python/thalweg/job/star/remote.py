@@ -17,7 +17,6 @@ from thalweg.job.common.parties import PartyBuilder
 from thalweg.job.star.host import Result, hosting
 from thalweg.job.star.participant import Submission, take_part
 from thalweg.job.star.roster import Roster
-from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.plan import on_trees
 from thalweg.plan.options import CoreOptions, of_both_ends
 from thalweg.record.rows import party_row
@@ -104,7 +103,7 @@ class Membership:
     login_file: Path | None
     own: Table
     timeout: float
-    outage: float = OUTAGE_SECONDS
+    outage: float = 0.0
 
 
 @dataclass(frozen=True)

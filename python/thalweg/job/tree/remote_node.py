@@ -14,7 +14,6 @@ from thalweg.job.common.metrics import RoundCounts, exposing
 from thalweg.job.star.remote import MemberResult
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
-from thalweg.machine.waiting import OUTAGE_SECONDS
 from thalweg.transports import links, pki
 
 
@@ -80,7 +79,6 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> Memb
             "transport": {"tls": up.tls},
             "token": up.token,
             "timeout": options.timeout,
-            "outage": OUTAGE_SECONDS,
             "seed": os.getpid(),
             "tree": True,
         },
