@@ -28,7 +28,7 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.parties import CLIENTS, SERVER, algorithm_table, evaluators
 from thalweg.job.star import compression as compression_of
 from thalweg.job.star.attendance import Attendance
-from thalweg.machine.waiting import OUTAGE_SECONDS, WAIT_SLICE
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
@@ -82,7 +82,7 @@ class Server:
         goal: int | None = None,
         deadline: float | None = None,
         grace: float = 10.0,
-        outage: float = OUTAGE_SECONDS,
+        outage: float | None = None,
         stale: int | None = None,
         partial: str = "discard",
         deterministic: bool = False,
@@ -100,10 +100,10 @@ class Server:
         Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
         when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. With
         ``goal`` it ends as soon as that many have. A client whose link broke has ``grace`` seconds to come back, and
-        ``outage`` seconds while the round has too few updates without it. An update that comes up to ``stale`` rounds
-        late counts in the next mean, with less weight; by default it does not count. ``pki`` is a folder made by
-        ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says
-        what becomes of an update of which only a part arrived: it is dropped (``discard``), or what came of it counts
+        ``outage`` seconds, if given, while the round has too few updates without it. An update that comes up to
+        ``stale`` rounds late counts in the next mean, with less weight; by default it does not count. ``pki`` is a
+        folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says what becomes of an
+        update of which only a part arrived: it is dropped (``discard``), or what came of it counts
         (``keep``).
         With ``deterministic`` the mean has the same bits in any order of arrival. ``compression`` is the plan's
         ``compression.scheme``, as ``int8`` or ``topk:0.01``, and ``compression_down`` its ``compression.down``; clients
@@ -126,7 +126,8 @@ class Server:
         if tracked and record is None and resume is None:
             raise PlanError("trackers read the record of a job, and this one has none", "Give record, a folder")
         job: dict[str, float | str | None] = {"clients": clients, "choose": choose, "enough": enough, "goal": goal}
-        job |= {"deadline": deadline, "grace": grace, "outage": outage, "evaluate": evaluate}
+        job |= {"deadline": deadline, "grace": grace, "outage": grace if outage is None else outage}
+        job |= {"evaluate": evaluate}
         aggregation = {"partial": partial, "deterministic": deterministic, "stale": stale}
         compressed = {"scheme": compression, "down": compression_down}
         table = {
