@@ -67,7 +67,7 @@ def take_part(server: thalweg.Server, apps: Mapping[str, Any]) -> dict[str, list
 def test_a_servers_arguments_default_to_the_plans_keys() -> None:
     plan = thalweg.Plan.of({})
     sections = {**vars(plan.job), **vars(plan.aggregation), **vars(plan.security), "listen": plan.transport.url}
-    same = ("choose", "listen", "enough", "goal", "deadline", "grace", "stale", "partial", "pki")
+    same = ("choose", "listen", "enough", "goal", "deadline", "grace", "stale", "partial", "deterministic", "pki")
     arguments = inspect.signature(thalweg.Server.__init__).parameters
     assert {name: arguments[name].default for name in same} == {name: sections[name] for name in same}
 

@@ -32,7 +32,7 @@ use crate::{GRANTS, NOTES};
 
 /// Maximum number of missing ranges of a chunk that one answer lists.
 const MOST_MISSING: usize = 64;
-/// Number of notes after which the sender is told that they were read.
+/// After so many notes the receiver reports to the sender that it has read them.
 const NOTED: u32 = NOTES as u32 / 4;
 
 /// A part that is being assembled.
