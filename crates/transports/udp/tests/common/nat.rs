@@ -6,15 +6,17 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use thalweg_transport::{Address, Listener};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
-/// The NAT's address inside, where the client connects to.
-const INSIDE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// The first NAT's address inside, where its client connects to. Each other one has an address of its own: their
+/// ports are those of their listeners, which may be the same, one after the other.
+const INSIDE: u32 = u32::from_be_bytes([127, 1, 0, 0]);
+static NATS: AtomicU32 = AtomicU32::new(0);
 /// Longest datagram that passes.
 const LONGEST: usize = 2000;
 
@@ -27,6 +29,7 @@ pub struct Nat {
 struct Shared {
     /// First letters of the transport's handshake.
     magic: [u8; 4],
+    inside: Ipv4Addr,
     to: SocketAddr,
     /// The address from which the NAT's sockets send outside. A change, to the same one too, gives each a new port.
     outside: watch::Sender<IpAddr>,
@@ -52,6 +55,7 @@ impl Nat {
         magic[3] = scheme.as_bytes()[0];
         let shared = Arc::new(Shared {
             magic,
+            inside: Ipv4Addr::from(INSIDE + NATS.fetch_add(1, Ordering::SeqCst)),
             to,
             outside: watch::Sender::new(HOME),
             passed: AtomicUsize::new(0),
@@ -59,7 +63,7 @@ impl Nat {
             ports: Mutex::default(),
             last: Mutex::default(),
         });
-        let inside = UdpSocket::bind((INSIDE, 0)).await.unwrap();
+        let inside = UdpSocket::bind((shared.inside, to.port())).await.unwrap();
         let address = format!("{scheme}://{}", inside.local_addr().unwrap());
         begin(shared.clone(), inside, to);
         Self { address: Address::parse(&address).unwrap(), shared }
@@ -105,9 +109,8 @@ async fn pass(shared: Arc<Shared>, inside: UdpSocket, to: SocketAddr) {
                 }
                 Ok(bytes) = outside.recv(&mut down) => {
                     for port in shared.offered(&down[..bytes]) {
-                        if let Ok(inside) = UdpSocket::bind((INSIDE, port)).await {
-                            begin(shared.clone(), inside, SocketAddr::new(to.ip(), port));
-                        }
+                        let inside = UdpSocket::bind((shared.inside, port)).await.unwrap();
+                        begin(shared.clone(), inside, SocketAddr::new(to.ip(), port));
                     }
                     if let Some(client) = client {
                         let _ = inside.send_to(&down[..bytes], client).await;
