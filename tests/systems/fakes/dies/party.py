@@ -1,4 +1,4 @@
-"""A system whose clients end with an error as soon as they start."""
+"""A system whose first client ends with an error as soon as it starts. The others wait for what never comes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from contract import job, wait_for
 
 one = job()
-if one.index:
+if one.index == 1:
     sys.exit("this client has a fault")
-one.ready()
+if one.index == 0:
+    one.ready()
 wait_for(one.folder / "a file that nobody makes")
