@@ -26,9 +26,12 @@ pub(crate) enum State {
     Leaving {
         committed: bool,
     },
+    /// The peer has taken the part, but a work request has not completed yet. Until then the device holds the part's
+    /// bytes. The completion may be seen after the peer's message, which comes another way.
+    Taken,
 }
 
-/// A part that was offered and not yet taken.
+/// A part that was offered. It stays until it was taken and its bytes are free.
 pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) length: u64,

@@ -89,7 +89,12 @@ impl Outgoing {
         }
     }
 
-    /// Handles the completion of a chunk's last work request in flight. If the chunk was withdrawn, its bytes
+    /// Whether a work request of this chunk has not completed yet.
+    fn flies(&self, number: u64) -> bool {
+        self.posted.values().any(|&of| of == number)
+    }
+
+    /// Handles the completion of a chunk's last work request in flight. If the chunk was withdrawn or taken, its bytes
     /// are free now.
     fn left(&mut self, number: u64, outbox: &Outbox) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
@@ -99,6 +104,7 @@ impl Outgoing {
                 outbox.say(&Word::Withdraw { number, committed: false });
                 self.remove(number);
             }
+            State::Taken => self.remove(number),
             State::Offered | State::Granted => {}
         }
     }
@@ -142,7 +148,11 @@ impl Outgoing {
             return Err(corrupt("word of what was not offered"));
         }
         self.mover.handle_taken(number);
-        self.remove(number);
+        if !self.flies(number) {
+            self.remove(number);
+        } else if let Some(entry) = self.entries.get_mut(&number) {
+            entry.state = State::Taken;
+        }
         self.wake();
         Ok(())
     }
@@ -187,7 +197,7 @@ impl Outgoing {
                 if let Some(tracker) = self.entries.get(&number).and_then(|entry| entry.tracker.as_ref()) {
                     tracker.written();
                 }
-                if !self.posted.values().any(|&of| of == number) {
+                if !self.flies(number) {
                     self.left(number, outbox);
                 }
                 Ok(())
@@ -222,6 +232,7 @@ impl Outgoing {
                     }
                     self.remove(number);
                 }
+                State::Taken => self.remove(number),
                 State::Offered | State::Granted => entry.state = State::Offered,
             }
         }
@@ -275,7 +286,8 @@ impl Outgoing {
 
     /// Sends a range of a chunk again. It is missing because its piece was overwritten in the slot.
     fn handle_missing(&mut self, number: u64, range: Range) -> Result<()> {
-        let Some(entry) = self.entries.get(&number) else { return Ok(()) };
+        let taken = |entry: &&Entry| matches!(entry.state, State::Taken);
+        let Some(entry) = self.entries.get(&number).filter(|entry| !taken(entry)) else { return Ok(()) };
         if range.is_empty() || range.end > entry.length || self.style != Style::Slot {
             return Err(corrupt("a question about what is not in a chunk"));
         }
@@ -341,17 +353,16 @@ impl Sends for Outgoing {
 
     fn withdraw(&mut self, number: u64, outbox: &Outbox) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
-        if matches!(entry.state, State::Leaving { .. }) {
+        if matches!(entry.state, State::Leaving { .. } | State::Taken) {
             return;
         }
         entry.bytes = Bytes::new();
         let committed = self.mover.withdraw(number);
-        let flies = self.posted.values().any(|&of| of == number);
         entry.state = State::Leaving { committed };
         if committed {
             outbox.say(&Word::Withdraw { number, committed });
         }
-        if !flies {
+        if !self.flies(number) {
             self.left(number, outbox);
         }
     }
