@@ -16,6 +16,7 @@ import pytest
 
 from tests.hostile import forwarding
 from tests.hostile.forwarding import LIES, LIMIT, WINDOW, Lie
+from tests.ports import free_ports
 from thalweg import _core
 
 SEEDS: Final = 20
@@ -178,9 +179,10 @@ def test_a_near_end_resets_programs_of_lying_far_ends_and_goes_on(stack: ExitSta
     random = Random(seed)
     lies, liveness = chosen(random)
     windows = [random.choice([0, 1, WINDOW, forwarding.MOST]) for _ in lies]
-    listener = stack.enter_context(socket.create_server((LOCAL, 0)))
+    (port,) = free_ports(1)  # an honest end listens there later, so nobody else may get it meanwhile
+    listener = stack.enter_context(socket.create_server((LOCAL, port)))
     listener.settimeout(LIMIT)
-    url = f"tcp://{LOCAL}:{listener.getsockname()[1]}"
+    url = f"tcp://{LOCAL}:{port}"
 
     def lie() -> None:
         for at, (one_lie, window) in enumerate(zip(lies, windows, strict=True)):
