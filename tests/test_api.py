@@ -67,9 +67,25 @@ def take_part(server: thalweg.Server, apps: Mapping[str, Any]) -> dict[str, list
 def test_a_servers_arguments_default_to_the_plans_keys() -> None:
     plan = thalweg.Plan.of({})
     sections = {**vars(plan.job), **vars(plan.aggregation), **vars(plan.security), "listen": plan.transport.url}
-    same = ("choose", "listen", "enough", "goal", "deadline", "grace", "stale", "partial", "deterministic", "pki")
+    same = {"choose", "seed", "listen", "enough", "goal", "deadline", "grace", "stale", "partial", "deterministic"}
+    same |= {"pki"}
     arguments = inspect.signature(thalweg.Server.__init__).parameters
     assert {name: arguments[name].default for name in same} == {name: sections[name] for name in same}
+
+
+def test_draws_follow_from_the_seed() -> None:
+    def drawn(seed: int) -> list[str]:
+        apps = {name: Constant(1.0) for name in "abcd"}
+        with thalweg.Server(apps["a"], clients=4, choose=1, seed=seed) as server:
+            take_part(server, apps)
+            assert server.wait(4) == 4
+            names = [name for done in thalweg.fedavg(server, 6, data=()) for name in done.participants]
+        assert {config["seed"] for app in apps.values() for config in app.seen} == {seed}
+        return names
+
+    first = drawn(1)
+    assert len(first) == 6
+    assert (drawn(1) == first, drawn(2) == first) == (True, False)
 
 
 def test_a_server_that_counts_late_updates_takes_no_step_but_the_mean() -> None:

@@ -114,7 +114,7 @@ def crowd(url: str, arm: str, seed: int) -> Iterator[IO[str]]:
 def over_thalweg(arm: str, seed: int, rounds: int) -> tuple[list[float], int]:
     """Train one arm; return the accuracies by round, and the number of updates in the means."""
     choose = SURVIVORS if arm == DRAWN else None
-    server = thalweg.Server(Vanishing(arm, seed), clients=CLIENTS, choose=choose, enough=1, grace=GRACE)
+    server = thalweg.Server(Vanishing(arm, seed), clients=CLIENTS, choose=choose, seed=seed, enough=1, grace=GRACE)
     accuracies, updates = [], 0
     with server, crowd(server.address, arm, seed) as start:
         missing: Collection[str] = NAMES

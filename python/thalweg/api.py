@@ -77,6 +77,7 @@ class Server:
         *,
         clients: int,
         choose: float | None = None,
+        seed: int = 0,
         listen: str = "tcp://127.0.0.1:0",
         enough: int | None = None,
         goal: int | None = None,
@@ -97,11 +98,12 @@ class Server:
     ) -> None:
         """Listen at ``listen`` for ``clients`` clients.
 
-        Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
-        when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. With
-        ``goal`` it ends as soon as that many have. A client whose link broke has ``grace`` seconds to come back, and
-        ``outage`` seconds, if given, while the round has too few updates without it. An update that comes up to
-        ``stale`` rounds late counts in the next mean, with less weight; by default it does not count. ``pki`` is a
+        Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. The draws
+        follow from ``seed``, which clients get in each round's config too. A round ends when it is complete, or after
+        ``deadline`` seconds if at least ``enough`` whole updates have arrived. With ``goal`` it ends as soon as that
+        many have. A client whose link broke has ``grace`` seconds to come back, and ``outage`` seconds, if given, while
+        the round has too few updates without it. An update that comes up to ``stale`` rounds late counts in the next
+        mean, with less weight; by default it does not count. ``pki`` is a
         folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says what becomes of an
         update of which only a part arrived: it is dropped (``discard``), or what came of it counts
         (``keep``).
@@ -127,7 +129,7 @@ class Server:
             raise PlanError("trackers read the record of a job, and this one has none", "Give record, a folder")
         job: dict[str, float | str | None] = {"clients": clients, "choose": choose, "enough": enough, "goal": goal}
         job |= {"deadline": deadline, "grace": grace, "outage": grace if outage is None else outage}
-        job |= {"evaluate": evaluate}
+        job |= {"evaluate": evaluate, "seed": seed}
         aggregation = {"partial": partial, "deterministic": deterministic, "stale": stale}
         compressed = {"scheme": compression, "down": compression_down}
         table = {
