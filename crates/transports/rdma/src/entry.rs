@@ -26,12 +26,12 @@ pub(crate) enum State {
     Leaving {
         committed: bool,
     },
-    /// The peer has taken the part, but a work request has not completed yet. Until then the device holds the part's
-    /// bytes. The completion may be seen after the peer's message, which comes another way.
+    /// The peer has said that it has taken the part, but a work request of the part has not completed yet. Until it
+    /// completes, the device holds the part's bytes. The two events travel by different ways, so either may be first.
     Taken,
 }
 
-/// A part that was offered. It stays until it was taken and its bytes are free.
+/// A part that was offered. The entry stays until the peer has taken the part, and the device has freed its bytes.
 pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) length: u64,

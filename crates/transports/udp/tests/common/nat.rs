@@ -13,8 +13,8 @@ use thalweg_transport::{Address, Listener};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
-/// The first NAT's address inside, where its client connects to. Each other one has an address of its own: their
-/// ports are those of their listeners, which may be the same, one after the other.
+/// The address to which the client of the first NAT connects. Each further NAT of this process has the next address.
+/// There it listens at its listener's own ports. With one address for all, two NATs could need the same port.
 const INSIDE: u32 = u32::from_be_bytes([127, 1, 0, 0]);
 static NATS: AtomicU32 = AtomicU32::new(0);
 /// Longest datagram that passes.
