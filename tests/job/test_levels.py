@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
-from tests.job.test_tree import TOKEN, URL, layout, mean, take_part
+from tests.job.test_tree import TOKEN, URL, Rooted, layout, mean, take_part
 from tests.ports import free_ports
 from thalweg import _core, wire
 from thalweg.errors import PlanError, RoundError
@@ -37,11 +36,9 @@ CLIENTS: Final = [client for nodes in (WEST, EAST, NEAR) for clients in nodes.va
 
 
 @dataclass
-class Levels:
+class Levels(Rooted):
     """A tree of three levels with its nodes' processes."""
 
-    tree: Tree
-    model: _core.Arena
     processes: dict[str, Popen[bytes]] = field(default_factory=dict)
     urls: dict[str, str] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=lambda: dict(zip(NAMES, free_ports(len(NAMES)), strict=True)))
@@ -74,13 +71,6 @@ class Levels:
         """Wait until all nodes' processes have ended."""
         for process in self.processes.values():
             process.wait(60)
-
-    def round(self, number: int) -> dict[str, Any]:
-        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
-        return outcome
-
-    def bits(self) -> bytes:
-        return bytes(np.asarray(self.model))
 
 
 @contextmanager

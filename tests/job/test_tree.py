@@ -82,11 +82,26 @@ def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: Non
 
 
 @dataclass
-class Job:
-    """A tree with its nodes' processes."""
+class Rooted:
+    """A tree and its model."""
 
     tree: Tree
     model: _core.Arena
+
+    def round(self, number: int) -> dict[str, Any]:
+        """Run a round; return its outcome."""
+        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return outcome
+
+    def bits(self) -> bytes:
+        """Return the model's bytes."""
+        return bytes(np.asarray(self.model))
+
+
+@dataclass
+class Job(Rooted):
+    """A tree with its nodes' processes."""
+
     orders: Orders
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
@@ -125,13 +140,6 @@ class Job:
         """Kill a node as if it were on another machine: the tree gets no report of its end."""
         os.kill(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
-
-    def round(self, number: int) -> dict[str, Any]:
-        outcome: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
-        return outcome
-
-    def bits(self) -> bytes:
-        return bytes(np.asarray(self.model))
 
 
 @contextmanager
