@@ -4,7 +4,7 @@
 
 use thalweg_wire::control::Control;
 use thalweg_wire::text::{is_plain, MAX_NAME, MAX_REASON};
-use thalweg_wire::tree::{Answer, Request, Statement};
+use thalweg_wire::tree::{Admit, Answer, Arrival, Request, Statement};
 use thalweg_wire::{FrameHeader, Kind, Layout, Range, Ranges, ALIGN, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 
 /// A frame: the header decodes or is refused; a length is within its limit; a control message behind a
@@ -68,6 +68,7 @@ pub fn tree_answer(bytes: &[u8]) {
                 let Statement(updates, weight, _) = answer.statement();
                 assert!(updates as usize <= answer.outcome.participants.len() && weight >= 0.0);
             }
+            Ok(Answer::Arrived(arrivals)) => arrivals.iter().for_each(|Arrival(client, _)| named(client)),
             Ok(Answer::Refusable(why)) => why.iter().for_each(|why| assert!(why.len() <= MAX_REASON)),
             Ok(Answer::Mean(mean)) => assert!(mean.done.is_finite()),
             Ok(Answer::Shared(refused)) => refused.keys().for_each(named),
@@ -78,11 +79,12 @@ pub fn tree_answer(bytes: &[u8]) {
 }
 
 /// A request of each kind of answer.
-pub fn tree_requests() -> [Request; 7] {
+pub fn tree_requests() -> [Request; 8] {
     let (config, claim) = (String::new(), Statement::default());
     [
         Request::Wait { seconds: 0.0 },
-        Request::Round { round: 1, config, kept: false, only: None },
+        Request::Round { round: 1, config, kept: false, only: None, batch: None },
+        Request::Admit(Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0 }),
         Request::BecomeTop { claim },
         Request::SendSums { to: String::new() },
         Request::ComputeMean,

@@ -58,7 +58,10 @@ def test_a_simulation_says_that_it_is_one(file: str) -> None:
 def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:
     code, out, err = invoke("tree", "plan", file, "--goal", "99")
     assert (code, out) == (2, "")
-    assert err == "error: tree.goal is 99, and 20 clients take part\nhint: Make it at most that many\n"
+    assert err == (
+        "error: a round cannot end with 99 updates: it needs 1 of 20 clients\n"
+        "hint: Make job.goal at least job.enough and at most job.clients\n"
+    )
 
 
 def test_a_tree_is_run_only_if_it_is_asked_for(file: str) -> None:

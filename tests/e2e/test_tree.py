@@ -26,6 +26,7 @@ pytestmark = [
 Run = Callable[..., Any]
 Start = Callable[..., Program]
 
+URL: Final = "tcp://127.0.0.1:0"
 PLAN: Final = """
 [job]
 clients = 2
@@ -46,6 +47,9 @@ top = "dedicated"
 [nodes]
 count = 2
 """
+
+
+TREE: Final = ("--aggregation", "tree")
 
 
 def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
@@ -235,6 +239,20 @@ def test_some_clients_of_all_nodes_take_part(result: Run, tmp_path: Path) -> Non
         assert sum(node["counted"] for node in fold["nodes"]) == 4
 
 
+def test_a_round_of_a_tree_ends_with_exactly_its_goal(result: Run, tmp_path: Path) -> None:
+    plan = PLAN.replace("clients = 2", "clients = 6\ngoal = 4").replace("rounds = 1", "rounds = 3")
+    (tmp_path / "job.toml").write_text(plan.replace("count = 2", "count = 3\ncapacity = 3"))
+    several = result("run", "job.toml")
+    assert several["tree"]["nodes_used"] == 2
+    one = result("run", "--model", "payload:64KiB", "--clients", "6", "--goal", "4", "--rounds", "3", *TREE)
+    for done in (several, one):
+        assert [row["participants"] for row in done["rounds"]] == [4, 4, 4]
+        for row in Record(tmp_path / done["record"]).rounds():
+            states = [client["state"] for client in row["clients"]]
+            assert (len(states), states.count("whole")) == (6, 4)
+            assert all(client["reason"] for client in row["clients"] if client["state"] != "whole")
+
+
 def issue(folder: Path) -> None:
     """Make the files of two nodes (without the secret) and of two clients."""
     for name in ("west", "east"):
@@ -271,6 +289,26 @@ def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
         assert code == 0, said
         assert json.loads(out)["rounds"] == 1
         assert json.loads(out)["name"] == name
+
+
+def test_nodes_started_by_hand_have_a_goal(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        PLAN.replace("clients = 2", "clients = 4\ngoal = 3").replace("= 1\n", "= 3\n", 1)
+    )
+    server = start("server", "job.toml", "--json")
+    parent = server.until("listening on").split("listening on ")[1].split()[0]
+    of_nodes = {"west": 3, "east": 1}
+    nodes = {
+        name: start("node", URL, "--parent", parent, "--clients", str(clients), "--name", name, "--json")
+        for name, clients in of_nodes.items()
+    }
+    for name, node in nodes.items():
+        url = node.until("listening on").split("listening on ")[1].strip()
+        for number in range(of_nodes[name]):
+            start("client", url, "--name", f"{name}-{number}", "--json")
+    code, out, said = server.end()
+    assert code == 0, said
+    assert [row["participants"] for row in json.loads(out)["rounds"]] == [3, 3, 3]
 
 
 def test_clients_of_nodes_started_by_hand_move_under_tls(start: Start, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def job(
     come: bool = False,
     timeout: float = 1.0,
     choose: int | None = None,
+    goal: int | None = None,
     **options: Any,
 ) -> Iterator[Job]:
     """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have."""
@@ -163,7 +164,8 @@ def job(
         **options,
     }
     own: CoreOptions = {"token": TOKEN, "grace": node_options["grace"], "transport": {}, "tree": True}
-    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), node_options, own, top=top, choose=choose)
+    nodes = len(PLACED) if come else Placed(PLACED, [])
+    tree = Tree(model, URL, nodes, node_options, own, top=top, choose=choose, goal=goal)
     trust = Trust(token=TOKEN)
     with session(Plan.of({}), CLIENTS, print) as network:
         orders = Orders(tree.address, network, trust, trust, 0)

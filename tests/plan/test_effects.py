@@ -149,7 +149,6 @@ VALUES: Final[dict[str, Any]] = {
     "tree.history": 0.1,
     "tree.every": 1.0,
     "tree.silence": 1.0,
-    "tree.goal": 2,
     "tree.between": 1.0,
     "tree.spread": 1.0,
     "tree.tag": "schema.json",

@@ -14,6 +14,7 @@ FIGURE_8 = """
 [job]
 clients = {clients}
 rounds = 1
+{job}
 [model]
 name = "payload:{size}"
 [tree]
@@ -34,8 +35,8 @@ SCHEMA = """{{
 }}"""
 
 
-def plan(clients: int = 20, tree: str = "", nodes: str = "", size: str = "29MB") -> Plan:
-    return Plan.loads(FIGURE_8.format(clients=clients, tree=tree, nodes=nodes, size=size))
+def plan(clients: int = 20, tree: str = "", nodes: str = "", size: str = "29MB", job: str = "") -> Plan:
+    return Plan.loads(FIGURE_8.format(clients=clients, tree=tree, nodes=nodes, size=size, job=job))
 
 
 def one(plan: Plan) -> trees.SimulatedRound:
@@ -91,9 +92,15 @@ def test_keys_of_a_plan_go_over_the_switches_of_its_system() -> None:
 
 
 def test_the_same_seed_gives_the_same_rounds() -> None:
-    again = [trees.simulated(plan(100, "spread = '60s'\ngoal = 63")).rounds for _ in range(2)]
+    again = [trees.simulated(plan(100, "spread = '60s'", job="goal = 63")).rounds for _ in range(2)]
     assert again[0] == again[1]
     assert again[0][0].counted == 63
+
+
+def test_the_goal_of_a_tree_is_that_of_the_job() -> None:
+    with pytest.raises(PlanError, match=r"unknown key 'goal' in \[tree\]") as refused:
+        plan(tree="goal = 10")
+    assert refused.value.hint.startswith("Move it to [job]. ")
 
 
 def test_a_plan_without_sections_has_the_papers_nodes() -> None:
@@ -146,14 +153,14 @@ def test_a_schema_that_is_no_tree_is_refused_with_its_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("tree", "nodes", "cause"),
+    ("job", "nodes", "cause"),
     [
-        ("goal = 21", "", "tree.goal is 21, and 20 clients"),
+        ("goal = 21", "", "a round cannot end with 21 updates: it needs 1 of 20 clients"),
         ("", "groups = ['a', 'b', 'c', 'd', 'e', 'f']", "6 groups for 5 nodes"),
     ],
 )
-def test_what_cannot_be_is_refused(tree: str, nodes: str, cause: str) -> None:
+def test_what_cannot_be_is_refused(job: str, nodes: str, cause: str) -> None:
     with pytest.raises(ThalwegError, match=cause):
-        trees.scenario(plan(tree=tree, nodes=nodes))
+        trees.scenario(plan(job=job, nodes=nodes))
     with pytest.raises(PlanError, match="known only when it runs"):
         trees.scenario(Plan.of({"app": "my_app:App"}))

@@ -36,7 +36,7 @@ pub use session::{
 };
 pub use star::{
     Choice, Client, Credits, Ending, Fanout, Gather, Homes, Outcome, Partial, Participation, Place, Round,
-    RoundAction, RoundPlan, RoundStep, Server, ServerConfig, State, Stored, Verdict, Version,
+    RoundAction, RoundPlan, RoundStep, Selection, Server, ServerConfig, State, Stored, Verdict, Version,
 };
 pub use tasks::{
     Answer, Reply, ReplyState, TaskAction, TaskClient, TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_runtime as runtime;
+use thalweg_wire::tree::Admit;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
@@ -65,12 +66,15 @@ impl Server {
 
     /// Runs round `number`. Clients get `config`, a JSON object. `observer` is called with the progress of
     /// all clients a few times a second, as JSON; its exception ends the round. Returns the outcome as JSON.
+    /// With `batch`, its number in the round, only the updates are folded that `admit` names.
+    #[pyo3(signature = (number, config, observer, batch=None))]
     fn round(
         &self,
         py: Python<'_>,
         number: u32,
         config: &str,
         observer: Option<Py<PyAny>>,
+        batch: Option<u32>,
     ) -> PyResult<String> {
         let raised: Mutex<Option<PyErr>> = Mutex::new(None);
         let go_on = |progress: &str| {
@@ -80,7 +84,7 @@ impl Server {
             });
             outcome.map_err(|e| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(e)).is_ok()
         };
-        let outcome = self.with(|s| py.detach(|| Ok(s.round(number, config, go_on))))?;
+        let outcome = self.with(|s| py.detach(|| Ok(s.round(number, config, batch, go_on))))?;
         if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
@@ -123,6 +127,18 @@ impl Server {
     /// clients in `left_out` do not count in any case.
     fn confirm(&self, round: u32, counts: bool, left_out: BTreeSet<String>) -> PyResult<()> {
         self.with(|s| s.confirm(round, counts, &left_out).map_err(raise))
+    }
+
+    /// Folds the updates that `request`, a JSON object, names, in its batch of its round. Returns the batch's
+    /// arrivals that the root does not know, as a JSON list of clients and whether their updates are whole; an
+    /// empty list if the batch is over, None if there are none within `timeout` seconds.
+    fn admit(&self, py: Python<'_>, request: &str, timeout: f64) -> PyResult<Option<String>> {
+        let request: Admit = serde_json::from_str(request).map_err(|error| {
+            core_error(thalweg_runtime::Kind::Options, "admit updates", error.to_string())
+        })?;
+        let limit = limit(Some(timeout)).unwrap_or_default();
+        let arrivals = self.with(|s| py.detach(|| s.admit(&request, limit)).map_err(raise))?;
+        Ok(arrivals.map(|arrivals| list(serde_json::to_string(&arrivals))))
     }
 
     /// Names of the connected clients, as a JSON list.

@@ -45,7 +45,15 @@ pub enum Request {
         /// The clients that take part, by node; `None`: all.
         #[serde(skip_serializing_if = "Option::is_none")]
         only: Option<BTreeMap<String, Vec<String>>>,
+        /// The number of the batch, from 1, if the node folds only the updates that [`Request::Admit`] names. A
+        /// later batch goes on with the updates that were not folded in the batch before. `None`: the node folds
+        /// all updates.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        batch: Option<u32>,
     },
+    /// Fold the updates of these clients. The node answers when it has more news than the root knows of, or
+    /// the batch is over.
+    Admit(Admit),
     /// Become the top of this round, beginning with the node's own sums.
     #[serde(rename = "lead")]
     BecomeTop {
@@ -100,6 +108,27 @@ pub enum Request {
     },
 }
 
+/// Which updates of a batch a node folds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admit {
+    /// The round's number.
+    pub round: u32,
+    /// The batch's number.
+    pub batch: u32,
+    /// The clients whose updates are folded, beside those of earlier requests.
+    pub clients: Vec<String>,
+    /// Whether no other clients will be named. Then `clients` has all of the batch, and the batch ends once their
+    /// updates are folded.
+    pub last: bool,
+    /// How many of the batch's arrivals the root knows.
+    pub seen: usize,
+}
+
+/// News of an update, in a round whose root says which updates are folded: the client, and whether its update has
+/// arrived whole. If not, it had arrived, but cannot be folded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival(pub String, pub bool);
+
 /// A request of a node to another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
@@ -130,6 +159,8 @@ pub enum Answer {
     State(State),
     /// To [`Request::Round`].
     Round(RoundAnswer),
+    /// To [`Request::Admit`]: the batch's arrivals that the root does not know. None: the batch is over.
+    Arrived(Vec<Arrival>),
     /// To [`Request::BecomeTop`] and [`Request::ReceiveSums`]: done, or refused for a reason.
     Refusable(Option<String>),
     /// To [`Request::SendSums`] and [`Request::ForgetNode`].
@@ -264,11 +295,16 @@ impl Answer {
             has: Vec<String>,
         }
         #[derive(Deserialize)]
+        struct Arrived {
+            arrivals: Vec<Arrival>,
+        }
+        #[derive(Deserialize)]
         struct Nothing {}
         let shown = |reason: String| text::plain(&reason, MAX_REASON);
         let answer = match request {
             Request::Wait { .. } => Self::State(State::deserialize(from)?),
             Request::Round { .. } => Self::Round(RoundAnswer::deserialize(from)?),
+            Request::Admit(_) => Self::Arrived(Arrived::deserialize(from)?.arrivals),
             Request::BecomeTop { .. } | Request::ReceiveSums { .. } => {
                 Self::Refusable(Refusable::deserialize(from)?.refused.map(shown))
             }
@@ -291,6 +327,7 @@ impl Answer {
         match self {
             Self::State(state) => names(&state.clients),
             Self::Round(answer) => answer.check(),
+            Self::Arrived(arrivals) => names(arrivals.iter().map(|Arrival(client, _)| client)),
             Self::Refusable(_) | Self::Nothing => Ok(()),
             Self::Mean(mean) if mean.done.is_finite() => Ok(()),
             Self::Mean(_) => Err("a time that is no number".into()),
@@ -306,6 +343,7 @@ impl Serialize for Answer {
         match self {
             Self::State(state) => state.serialize(to),
             Self::Round(answer) => answer.serialize(to),
+            Self::Arrived(arrivals) => to.collect_map([("arrivals", arrivals)]),
             Self::Refusable(refused) => to.collect_map([("refused", refused)]),
             Self::Nothing => to.collect_map::<&str, u32, _>([]),
             Self::Mean(mean) => mean.serialize(to),
@@ -354,14 +392,19 @@ mod tests {
         let value = serde_json::to_value(&request).unwrap();
         assert_eq!(value, json!({ "do": "take", "node": "west", "claim": [2, 3.5, true] }));
         assert_eq!(serde_json::from_value::<Request>(value).unwrap(), request);
-        let round = Request::Round { round: 1, config: "{}".into(), kept: false, only: None };
+        let round = Request::Round { round: 1, config: "{}".into(), kept: false, only: None, batch: None };
         let value = json!({ "do": "round", "round": 1, "config": "{}", "kept": false });
         assert_eq!(serde_json::to_value(&round).unwrap(), value);
+        let admit = Admit { round: 1, batch: 2, clients: vec!["a".into()], last: false, seen: 3 };
+        let value =
+            json!({ "do": "admit", "round": 1, "batch": 2, "clients": ["a"], "last": false, "seen": 3 });
+        assert_eq!(serde_json::to_value(Request::Admit(admit.clone())).unwrap(), value);
+        assert_eq!(serde_json::from_value::<Request>(value).unwrap(), Request::Admit(admit));
     }
 
     #[test]
     fn an_answer_is_read_by_its_request() {
-        let request = Request::Round { round: 3, config: String::new(), kept: true, only: None };
+        let request = Request::Round { round: 3, config: String::new(), kept: true, only: None, batch: None };
         let one = |client: &str, state: &str| json!({ "client": client, "state": state, "samples": 2 });
         let participants = json!([one("a", "whole"), one("b", "partial"), one("c", "late")]);
         let Ok(Answer::Round(answer)) = read(&request, round(participants)) else { panic!() };
@@ -385,10 +428,12 @@ mod tests {
         let mean = MeanAnswer { fold: MeanFold { uncovered_bytes: Some(4) }, done: 2.5 };
         let gone = Request::ForgetNode { node: "west".into(), why: "killed".into() };
         let refused = BTreeMap::from([("west".to_owned(), "too heavy".to_owned())]);
+        let admit = Request::Admit(Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0 });
         for (request, answer) in [
             (&sums, Answer::Refusable(None)),
             (&sums, Answer::Refusable(Some("it has no sums".into()))),
             (&gone, Answer::Nothing),
+            (&admit, Answer::Arrived(vec![Arrival("a".into(), true), Arrival("b".into(), false)])),
             (&Request::ComputeMean, Answer::Mean(mean)),
             (&fold, Answer::Shared(refused)),
             (&Request::ConfirmParts, Answer::Delivered(vec!["west".into()])),

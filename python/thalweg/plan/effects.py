@@ -223,8 +223,6 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "job.goal": _except(
         graph="nobody counts updates; job.wait says what a node waits for",
         flower=_STRATEGY,
-        tree="its rounds wait for all clients that take part",
-        nodes="job.choose says how many updates end a round",
     ),
     "job.deadline": _except(flower="its messages have a time to live of their own"),
     "job.grace": _except(graph="nodes do not wait for a lost node"),
@@ -345,7 +343,6 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "tree.history": _of_trees(need=_PLANS),
     "tree.every": _of_trees(need=_PLANS),
     "tree.silence": _simulated("a node is lost when its link is, which job.liveness decides"),
-    "tree.goal": _simulated("job.choose says how many updates end a round"),
     "tree.between": _simulated("only a simulation uses it"),
     "tree.spread": _simulated("only a simulation uses it"),
     "tree.tag": _of_trees(tree="groups of clients have nodes of their own, and there is one node"),

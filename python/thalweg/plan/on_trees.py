@@ -109,11 +109,13 @@ def _nodes(plan: Plan) -> None:
             "repair.spread scatters losses over all bytes, and with a sharded top each node has only a part of them",
             "Remove repair.spread, or take tree.top = 'first-finished'",
         )
-    if plan.job.choose is not None and (plan.tree or TreeSection()).top != "dedicated":
-        raise PlanError(
-            "job.choose draws clients anew until enough updates count, and only a dedicated top has all sums at once",
-            "Take tree.top = 'dedicated' (--top dedicated), or remove job.choose",
-        )
+    if (plan.tree or TreeSection()).top != "dedicated":
+        for key, what in (("choose", "draws clients anew"), ("goal", "has other updates counted")):
+            if getattr(plan.job, key) is not None:
+                raise PlanError(
+                    f"job.{key} {what} until enough updates count, and only a dedicated top has all sums at once",
+                    f"Take tree.top = 'dedicated' (--top dedicated), or remove job.{key}",
+                )
     scheme = plan.transport.url.partition("://")[0]
     can = None if scheme == "auto" else registry.can(scheme)
     if can is not None and (can.broker or can.in_process):

@@ -202,11 +202,13 @@ class JobSection(Section):
         description="updates that a round needs at least; without it, every client that is still there. The first "
         "round begins once all clients have connected",
     )
-    goal: Annotated[int | None, Core(), Option(of=BOTH), Source("Bonawitz et al. 2019, section 2.2")] = Field(
-        None,
-        ge=1,
-        description="number of updates after which a round ends, although more clients take part; without it a round "
-        "waits for all of them",
+    goal: Annotated[int | None, Core(), Option(of=(*BOTH, *TREES)), Source("Bonawitz et al. 2019, section 2.2")] = (
+        Field(
+            None,
+            ge=1,
+            description="number of updates that a round counts: it ends when it has them, although more clients take "
+            "part; without it a round waits for all of them",
+        )
     )
     deadline: Annotated[Seconds | None, Core(), Option()] = Field(
         None,

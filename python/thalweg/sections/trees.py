@@ -123,9 +123,6 @@ class TreeSection(Section):
         120.0, description="time after which a node plans again how many leaves it has"
     )
     silence: Time = Field(10.0, description="time without a word after which a node counts as lost")
-    goal: Annotated[int | None, Option(of=TREES)] = Field(
-        None, ge=1, description="updates that end a round, where more clients take part than are needed; without it all"
-    )
     between: Time = Field(10.0, description="of a simulation: from the opening of a round to the first update")
     spread: Annotated[Time, Option(of=TREES, metavar="TIME")] = Field(
         0.0, description="of a simulation: time within which clients finish, evenly; 0 means all at once"

@@ -230,17 +230,13 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
             "Name a model of the same size: model.name = 'payload:SIZE'",
         )
     tree, nodes = plan.tree or TreeSection(), plan.nodes or NodesSection()
-    if tree.goal is not None and tree.goal > plan.participants:
-        raise PlanError(
-            f"tree.goal is {tree.goal}, and {plan.participants} clients take part", "Make it at most that many"
-        )
     groups = tags.groups(tree, nodes)
     size = update_bytes or plan.payload or models.find(plan.model.name).layout_bytes
     return Scenario(
         nodes=[_node(nodes, place, groups) for place in range(nodes.count)],
         clients=plan.participants,
         groups=list(range(len(groups.clients))),
-        goal=tree.goal,
+        goal=plan.job.goal,
         bytes=size,
         rounds=plan.job.rounds,
         between=tree.between,

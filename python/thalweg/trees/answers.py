@@ -305,6 +305,16 @@ class Round(State):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Arrived(Form):
+    """News of updates: for each, as a list in JSON, the client, and whether its update has arrived whole.
+
+    If not, the update had arrived, but cannot be folded. The list is empty if the batch is over.
+    """
+
+    arrivals: Annotated[tuple[tuple[Name, bool], ...], Field(max_length=MOST_CLIENTS)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proofs(Form):
     """Proofs that clients have shown a node, by their names."""
 

@@ -69,6 +69,22 @@ class Mean:
     has: Sequence[str] = ()
 
 
+def only_of(outcome: answers.Outcome, clients: Sequence[str]) -> answers.Outcome:
+    """Return an outcome with only these clients and their transfers."""
+    own = set(clients)
+    if all(one.client in own for one in outcome.participants):
+        return outcome
+    transfers = tuple(one for one in outcome.transfers if one.client in own)
+    carried = {way: sum(one.wire_bytes for one in transfers if one.direction == way) for way in ("down", "up")}
+    return replace(
+        outcome,
+        participants=tuple(one for one in outcome.participants if one.client in own),
+        transfers=transfers,
+        bytes_down=carried["down"],
+        bytes_up=carried["up"],
+    )
+
+
 def timeline(parts: Iterable[Part]) -> Timeline:
     """Return the work of all nodes' workers in a round, with times on the root's clock."""
     timelines = [(part, part.outcome.fold.timeline) for part in parts if part.outcome is not None]

@@ -42,5 +42,5 @@ pub use self::client::{Client, RoundStep, Verdict};
 pub use self::credits::Credits;
 pub use self::order::{Fanout, Gather};
 pub use self::outcome::{Outcome, Participation, State};
-pub use self::round::{Ending, Partial, Round, RoundPlan, Version};
+pub use self::round::{Ending, Partial, Round, RoundPlan, Selection, Version};
 pub use self::server::{Homes, Place, RoundAction, Server, ServerConfig, Stored};

@@ -16,7 +16,7 @@ pub enum State {
     Offered,
     /// The client is sending its update.
     Sending,
-    /// The update is received and waits to be folded.
+    /// The update is received, and waits to be selected or folded.
     Staged,
     /// The whole update is in the mean.
     Whole,

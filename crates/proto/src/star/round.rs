@@ -1,9 +1,13 @@
 //! One round: its clients, the state of each, and when the round ends.
 
+mod selecting;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use thalweg_wire::Ranges;
 
+use self::selecting::Batch;
+pub use self::selecting::Selection;
 use super::order::by_name;
 use super::outcome::union_seconds;
 use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, RoundAction, State};
@@ -35,8 +39,11 @@ pub struct RoundPlan {
     pub choice: Choice,
     /// Minimum number of updates for a mean, whole or with stand-ins.
     pub enough: u32,
-    /// The round ends at once when it has this many updates, even if others may still arrive.
+    /// The round ends at once when it has this many updates, even if others may still arrive. It counts no more
+    /// than these, if it is less than `expected`.
     pub goal: u32,
+    /// Which of the updates that arrive are folded.
+    pub selection: Selection,
     /// How long the round may take; `None`: until no client can deliver any more.
     pub deadline: Option<Time>,
     /// How long a client that has lost its link may take to come back. Then others may have its place.
@@ -168,6 +175,11 @@ impl Tally {
         }
     }
 
+    fn leave(&mut self, sender: u32, from: State) {
+        self.counts[from as usize] -= 1;
+        self.lost.remove(&sender);
+    }
+
     fn of(&self, states: &[State]) -> usize {
         states.iter().map(|&state| self.counts[state as usize]).sum()
     }
@@ -208,14 +220,30 @@ pub struct Round {
     partial: Partial,
     /// Staged updates that wait for others.
     deferred: Vec<Deferred>,
+    /// Staged updates that wait to be selected, in the order in which they arrived.
+    waiting: Vec<Deferred>,
+    batch: Batch,
+    /// The senders whose updates earlier batches have exported.
+    exported: BTreeSet<u32>,
 }
 
 impl Round {
     /// Begins a round. An update has `total` bytes.
     pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
-        let (parts, tally) = (BTreeMap::new(), Tally::default());
-        let deferred = Vec::new();
-        Self { plan, started: now, parts, tally, credits, pushing: None, total, partial, deferred }
+        Self {
+            plan,
+            started: now,
+            parts: BTreeMap::new(),
+            tally: Tally::default(),
+            credits,
+            pushing: None,
+            total,
+            partial,
+            deferred: Vec::new(),
+            waiting: Vec::new(),
+            batch: Batch::default(),
+            exported: BTreeSet::new(),
+        }
     }
 
     /// All participations, by member number.
@@ -241,8 +269,11 @@ impl Round {
 
     /// Takes a client into the round, or takes it back after it lost its model or update. Returns false if
     /// that is not possible: the client's update was received or refused, the round has all the clients that
-    /// it wants, or part of the client's earlier update was folded.
+    /// it wants, or part of the client's earlier update was folded; or a batch of the round is over.
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
+        if self.is_exported() {
+            return false;
+        }
         let (full, number) = (self.room(now) == 0, self.plan.number);
         // With a choice by lot, a client that comes back too late may find that another client has its place.
         let replaced = full && self.part(sender).is_some_and(|p| !self.has_place(p, now));
@@ -321,7 +352,7 @@ impl Round {
         let limit = if self.partial == Partial::Keep { 0 } else { limit };
         let next = self.plan.number.saturating_add(1);
         let works = |part: &Participant| match part.state {
-            State::Training | State::Offered | State::Sending => true,
+            State::Training | State::Offered | State::Sending | State::Staged => true,
             State::Lost => part.down.complete || part.parcel < self.plan.number,
             _ => false,
         };
@@ -491,9 +522,10 @@ impl Round {
         self.deferred.push(staged);
     }
 
-    /// Whether the client's staged update waits for others. If so, the driver has not been asked to fold it.
+    /// Whether the client's staged update waits for others, or to be selected. If so, the driver has not been asked
+    /// to fold it.
     pub(crate) fn is_deferred(&self, sender: u32) -> bool {
-        self.deferred.iter().any(|staged| staged.sender == sender)
+        self.deferred.iter().any(|staged| staged.sender == sender) || self.waits_for_selection(sender)
     }
 
     /// Takes the staged updates that waited for others, if no other update can arrive or all places are
@@ -504,8 +536,9 @@ impl Round {
         absent_since: Option<Time>,
         busy: bool,
     ) -> Vec<Deferred> {
-        let is_full = self.deferred.len() >= self.credits.places();
-        if is_full || !self.deferred.is_empty() && !self.may_get_more(now, absent_since, busy) {
+        let is_full = self.deferred.len() + self.waiting.len() >= self.credits.places();
+        let is_over = self.is_selection_over() || !self.may_get_more(now, absent_since, busy);
+        if is_full || !self.deferred.is_empty() && is_over {
             return std::mem::take(&mut self.deferred);
         }
         Vec::new()
@@ -552,6 +585,7 @@ impl Round {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) {
             part.reason = Some(reason.into());
             self.enter(now, sender, State::Rejected);
+            self.note_refusal(sender);
         }
         self.credits.release(sender);
     }
@@ -594,11 +628,14 @@ impl Round {
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         use State::{Partial, Staged, Whole};
         let tally = &self.tally;
-        let whole = tally.of(&[Whole, Partial]);
-        // Wait for updates that are being folded. They count even if the round already has all the updates
-        // that it wants.
-        if tally.of(&[Staged]) > 0 {
+        let whole = tally.of(&[Whole, Partial]) - self.exported();
+        // Wait for updates that are being folded. Without a goal they count even if the round already has all the
+        // updates that it wants.
+        if self.is_exported() || tally.of(&[Staged]) > self.waiting.len() {
             return None;
+        }
+        if self.plan.selection != Selection::First {
+            return self.batch_ending(now, whole, self.may_get_more(now, absent_since, busy));
         }
         if whole >= self.wanted() {
             return Some(Ending::Mean);
@@ -666,9 +703,14 @@ impl Round {
 
     /// Ends the round and returns its results.
     pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
+        let parts = std::mem::take(&mut self.parts).into_values().collect();
+        self.outcome_of(parts, now, ending)
+    }
+
+    fn outcome_of(&self, parts: Vec<Participant>, now: Time, ending: &Ending) -> Outcome {
         let (keep, total, started) = (self.partial == Partial::Keep, self.total, self.started);
         let parts: Vec<Participant> =
-            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep, total, started)).collect();
+            parts.into_iter().map(|part| close(part, keep, total, started)).collect();
         let transfers: Vec<TransferReport> =
             parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
         let transfers: Vec<TransferReport> =
@@ -718,7 +760,9 @@ fn close(mut part: Participant, keep: bool, total: u64, started: Time) -> Partic
         return part;
     }
     let ended = matches!(part.state, State::Rejected | State::Lost);
-    if !ended {
+    if part.state == State::Staged {
+        part.reason = Some("arrived after the updates with which the round reached its goal".into());
+    } else if !ended {
         part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
     }
     if keep && part.incoming.reassembly().bytes() > 0 {
@@ -772,6 +816,7 @@ mod tests {
             choice: Choice::ByName,
             enough,
             goal: expected,
+            selection: Selection::First,
             deadline,
             grace: 10 * SECOND,
             outage: Time::ZERO,

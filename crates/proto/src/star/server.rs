@@ -8,6 +8,7 @@ mod joining;
 mod lateness;
 mod leaving;
 mod moving;
+mod selecting;
 mod taking;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,8 +20,8 @@ use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 use self::counting::counted;
 pub(crate) use self::leaving::named;
 pub use self::moving::Homes;
-use super::round::Participant;
-use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
+use super::round::{Deferred, Participant};
+use super::{Credits, Outcome, Partial, Round, RoundPlan, Selection, State};
 use crate::session::{
     on_our_clock, Action, Admission, Dropped, LinkId, Roster, ServerMachine, SessionConfig,
 };
@@ -116,7 +117,9 @@ pub enum RoundAction {
         /// The sender's number.
         sender: u32,
     },
-    /// The round is over.
+    /// An update has arrived whole, or a batch is over: [`Server::admit`] may have news.
+    Arrived,
+    /// The round, or a batch of it, is over.
     Ended(Box<Outcome>),
 }
 
@@ -177,6 +180,10 @@ pub struct Server {
     round: Option<Round>,
     /// Between rounds: clients that still work on a round that is over, and whose updates count in the next.
     late: BTreeMap<u32, Participant>,
+    /// Those of their updates that are staged and whole.
+    late_staged: Vec<Deferred>,
+    /// The last batch that is over: the round's number, and the batch's.
+    last_batch: (u32, u32),
     /// With [`Fanout::Sequential`](crate::Fanout): the link on which the model is being sent.
     turn: Option<LinkId>,
     /// The links that wait for their turn, each with the ranges to send.
@@ -212,6 +219,8 @@ impl Server {
             behind: BTreeSet::new(),
             round: None,
             late: BTreeMap::new(),
+            late_staged: Vec::new(),
+            last_batch: (0, 0),
             turn: None,
             turns: VecDeque::new(),
             rates,
@@ -269,12 +278,13 @@ impl Server {
         }
     }
 
-    /// Begins a round with the connected clients that are ready and that the plan's choice selects.
+    /// Begins a round with the connected clients that are ready and that the plan's choice selects. If the plan is a
+    /// further batch of the last round, the clients that have not delivered go on.
     ///
     /// # Errors
     /// If a round is running, or the plan can never be fulfilled.
     pub fn start_round(&mut self, now: Time, plan: RoundPlan) -> Result<(), String> {
-        if let Some(round) = &self.round {
+        if let Some(round) = self.round.as_ref().filter(|round| !round.is_exported()) {
             return Err(format!("round {} is still under way", round.plan.number));
         }
         let wanted = plan.goal.min(plan.expected);
@@ -287,12 +297,18 @@ impl Server {
         self.give_up_withheld(plan.number);
         self.absent_since.get_or_insert(now);
         let total = self.config.layout.bytes();
-        let credits = match self.config.partial {
-            Partial::Discard => self.rates.clone(),
-            Partial::Keep => Credits::unbounded(),
-        };
-        self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
-        self.adopt_late(now);
+        match self.round.as_mut().filter(|round| round.is_continued_by(&plan)) {
+            Some(round) => round.resume(now, plan),
+            None => {
+                self.drop_exported();
+                let credits = match self.config.partial {
+                    Partial::Discard => self.rates.clone(),
+                    Partial::Keep => Credits::unbounded(),
+                };
+                self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
+                self.adopt_late(now);
+            }
+        }
         let links: Vec<LinkId> =
             self.candidates(now).into_iter().filter_map(|s| self.enlist(now, s)).collect();
         self.send_model(now, links, Ranges::full(total));
@@ -388,6 +404,7 @@ impl Server {
         self.waits = false;
         self.conclude_overdue(now);
         self.replace(now);
+        self.fold_selected();
         let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
@@ -410,7 +427,11 @@ impl Server {
         }
         if let Some(ending) = ending {
             let ending = self.with_farewells(ending);
-            self.end_round(now, &ending);
+            if self.is_selected_elsewhere() {
+                self.end_batch(now, &ending);
+            } else if let Some(round) = self.leave_round(now) {
+                self.roster.want(RoundAction::Ended(Box::new(round.outcome(now, &ending))));
+            }
         }
     }
 
@@ -446,11 +467,14 @@ impl Server {
         }
     }
 
-    fn end_round(&mut self, now: Time, ending: &Ending) {
-        let Some(round) = self.round.take() else { return };
+    /// Ends the round for all its clients.
+    fn leave_round(&mut self, now: Time) -> Option<Round> {
+        let mut round = self.round.take()?;
         self.end_turns();
         self.rates = round.credits.clone();
         self.late = round.late(now, self.config.stale);
+        self.late_staged = round.take_waiting();
+        self.late_staged.retain(|staged| self.late.contains_key(&staged.sender));
         for (&sender, part) in round.parts() {
             if self.late.contains_key(&sender) {
                 continue;
@@ -465,17 +489,21 @@ impl Server {
                 continue;
             }
             self.set_duty(sender, Duty::Behind);
-            if let Some(link) = self.roster.link_of(sender) {
-                self.roster.on_link(link, |served| (served.upload, served.download) = (None, None));
-                self.roster.wake(link, None);
-                self.roster.act(Action::Cancel { link, parcel: None });
-                if let Some(got) = counted(part, self.config.partial, false) {
-                    self.roster.send(link, Control::Have { parcel: number, got });
-                }
-                self.roster.send(link, Control::Closed { parcel: number });
-            }
+            self.close_part(sender, number, counted(part, self.config.partial, false));
         }
-        self.roster.want(RoundAction::Ended(Box::new(round.outcome(now, ending))));
+        Some(round)
+    }
+
+    /// Tells a client that the round is over without it. `got`: the ranges of its update that count.
+    fn close_part(&mut self, sender: u32, number: u32, got: Option<Ranges>) {
+        let Some(link) = self.roster.link_of(sender) else { return };
+        self.roster.on_link(link, |served| (served.upload, served.download) = (None, None));
+        self.roster.wake(link, None);
+        self.roster.act(Action::Cancel { link, parcel: None });
+        if let Some(got) = got {
+            self.roster.send(link, Control::Have { parcel: number, got });
+        }
+        self.roster.send(link, Control::Closed { parcel: number });
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use thalweg_wire::tree::{repeated, RoundAnswer};
+use thalweg_wire::tree::{repeated, RoundAnswer, UpdateState};
 
 use super::round::TreeRound;
 
@@ -24,17 +24,21 @@ impl TreeRound {
         let counting = outcome.participants.iter().filter(|one| one.counts());
         self.parts[part].counting = counting.map(|one| one.client.clone()).collect();
         self.parts[part].claim = answer.statement();
+        let may_deliver = |state| matches!(state, UpdateState::Late | UpdateState::Lost);
+        let going_on = outcome.participants.iter().filter(|one| may_deliver(one.state));
+        let going_on = going_on.filter(|one| self.parts[part].clients.contains(&one.client));
+        self.parts[part].going_on = going_on.map(|one| one.client.clone()).collect();
         self.check_others(part)
     }
 
     /// Checks the clients that a node counts, after their proofs were looked up.
-    pub(super) fn check_clients(&self, part: usize, unproven: Option<&str>) -> Result<(), String> {
+    pub(super) fn check_clients(&self, at: usize, unproven: Option<&str>) -> Result<(), String> {
         // Another node may have counted one of them meanwhile.
-        self.check_others(part)?;
+        self.check_others(at)?;
         if let Some(client) = unproven {
             return Err(format!("counts {client}, and has no proof that it was there"));
         }
-        let part = &self.parts[part];
+        let part = &self.parts[at];
         let own = self.nodes.iter().filter(|node| node.name == part.node).flat_map(|node| &node.clients);
         let own: BTreeSet<&String> = own.collect();
         if let Some(client) = part.counting.iter().find(|client| self.plan.placed && !own.contains(client)) {
@@ -44,6 +48,11 @@ impl TreeRound {
         let is_drawn = self.drawing.is_some() || self.plan.only.is_some();
         if is_drawn && part.counting.iter().any(|client| !drawn.contains(client)) {
             return Err("counted clients that were not drawn".into());
+        }
+        if let Some(admitting) = &self.admitting {
+            if let Some(client) = part.counting.iter().find(|client| !admitting.has_admitted(at, client)) {
+                return Err(format!("counts {client}, whose update was not admitted"));
+            }
         }
         Ok(())
     }

@@ -3,6 +3,9 @@
 //! First it draws as many as its goal, then as many as the updates that are still missing. The nodes run one
 //! round for each batch of drawn clients, and the next batch is drawn only after the top has the sums of the
 //! batch before. So a round never counts too many updates, and asks each client at most once.
+//!
+//! A draw may be of more clients than its goal. Then the root says which of their updates count (`admitting`), and
+//! clients that have not delivered go on in the next batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,12 +24,21 @@ const LOOK: Time = Time::from_millis(200);
 pub struct Draw {
     /// How many updates the round counts.
     pub goal: u32,
+    /// How many clients take part, at least as many as the goal; `None`: all.
+    pub clients: Option<u32>,
     /// The job's seed. With the round's number and a client's name it determines that client's lot.
     pub seed: u64,
     /// No batch begins after this time, in microseconds, but the first; `None`: no limit.
     pub deadline: Option<u64>,
     /// How long clients that are away may take to come back if no other can be drawn, in microseconds.
     pub grace: u64,
+}
+
+impl Draw {
+    /// Whether more clients take part than updates count.
+    pub(super) fn is_of_more(&self) -> bool {
+        self.clients.is_none_or(|clients| clients > self.goal)
+    }
 }
 
 /// The state of a draw.
@@ -57,6 +69,10 @@ impl Drawing {
             timer: None,
             is_done: false,
         }
+    }
+
+    pub fn goal(&self) -> usize {
+        self.draw.goal as usize
     }
 }
 
@@ -130,7 +146,7 @@ impl TreeRound {
     fn missing(&self) -> usize {
         let counted: usize =
             self.parts.iter().filter(|part| part.counts()).map(|part| part.counting.len()).sum();
-        let goal = self.drawing.as_ref().map_or(0, |drawing| drawing.draw.goal as usize);
+        let goal = self.drawing.as_ref().map_or(0, Drawing::goal);
         goal.saturating_sub(counted)
     }
 
@@ -152,19 +168,27 @@ impl TreeRound {
     /// The clients that are drawn now, by node.
     fn draw_batch(&mut self) -> BTreeMap<String, Vec<String>> {
         let (missing, number) = (self.missing(), self.plan.number);
+        let mut batch = self.take_going_on();
         let Some(drawing) = &mut self.drawing else { return BTreeMap::new() };
+        let Draw { goal, clients, .. } = drawing.draw;
+        let going_on: usize = batch.values().map(Vec::len).sum();
+        let wanted = clients.map_or(usize::MAX, |clients| missing + clients.saturating_sub(goal) as usize);
         let mut lots = Vec::new();
         for node in self.nodes.iter().filter(|node| node.loss.is_none()) {
             let connected: BTreeSet<&String> = node.connected.iter().collect();
-            for client in node.clients.iter().filter(|client| connected.contains(client)) {
+            // If all take part, their nodes wait for those that are away.
+            let is_there = |client: &&String| match clients {
+                Some(_) => connected.contains(client),
+                None => !self.ended.contains(*client),
+            };
+            for client in node.clients.iter().filter(is_there) {
                 if !drawing.asked.contains(client) {
                     lots.push((lot(drawing.draw.seed, number, client), client.clone(), node.name.clone()));
                 }
             }
         }
         lots.sort();
-        let mut batch: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (_, client, node) in lots.into_iter().take(missing) {
+        for (_, client, node) in lots.into_iter().take(wanted.saturating_sub(going_on)) {
             drawing.asked.insert(client.clone());
             batch.entry(node).or_default().push(client);
         }
@@ -174,8 +198,12 @@ impl TreeRound {
     fn begin_batch(&mut self, batch: BTreeMap<String, Vec<String>>) {
         let nodes: Vec<String> = batch.keys().cloned().collect();
         let ask = self.ask_for_rounds(nodes, false, Some(batch.clone()));
+        let first = self.parts.len();
         for (node, clients) in batch {
             self.parts.push(Part::new(&node, clients, Some(ask), Stage::Asked));
+        }
+        if self.admitting.is_some() {
+            self.begin_admitting(first..self.parts.len());
         }
         if let Some(drawing) = &mut self.drawing {
             (drawing.ask, drawing.is_batch) = (Some(ask), true);

@@ -14,6 +14,10 @@
 //! middle          Round -> sums come with the answer; the middle merges them, and its parent gets the sums
 //! ```
 //!
+//! If a round counts fewer updates than clients take part, the root also asks each node for the updates that have
+//! arrived, and says which of them are folded ([`Admit`](thalweg_wire::tree::Admit)), in the order in which it learns
+//! of them. So the first updates count, over all nodes.
+//!
 //! A node may have nodes below it instead of clients: a middle node. For its parent it is a node whose clients
 //! are all clients below it. For the nodes below it is the root of a round that ends with sums instead of a
 //! mean. So trees have any depth.
@@ -24,6 +28,7 @@
 //! not count, or fails with a reason.
 
 mod acceptance;
+mod admitting;
 mod draw;
 mod gathering;
 mod node;

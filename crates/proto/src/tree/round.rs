@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use thalweg_wire::tree::{Answer, MeanAnswer, Request, RoundAnswer, Statement};
+use thalweg_wire::tree::{Admit, Answer, MeanAnswer, Request, RoundAnswer, Statement};
 use thalweg_wire::Range;
 
+use super::admitting::Admitting;
 use super::draw::{Draw, Drawing};
 use super::gathering::Gathering;
 use super::sharded::Sharded;
@@ -39,7 +40,8 @@ pub struct TreePlan {
     pub top: TopKind,
     /// The least number of updates that a mean may be of. A middle node has none.
     pub enough: u32,
-    /// How clients are drawn; `None`: all take part. Only with a dedicated top.
+    /// How clients are drawn, and how many updates count; `None`: all take part, and all updates count. Only with a
+    /// dedicated top.
     pub draw: Option<Draw>,
     /// The clients that the parent of a middle node has drawn; `None`: all take part.
     #[serde(default)]
@@ -204,6 +206,8 @@ pub(super) struct Part {
     pub claim: Statement,
     /// The clients whose updates count.
     pub counting: Vec<String>,
+    /// The clients that may still deliver in a further batch of the round.
+    pub going_on: Vec<String>,
 }
 
 impl Part {
@@ -254,6 +258,8 @@ pub struct TreeRound {
     pub(super) parts: Vec<Part>,
     pub(super) top: Top,
     pub(super) drawing: Option<Drawing>,
+    /// Which updates count, if fewer count than clients take part.
+    pub(super) admitting: Option<Admitting>,
     /// For each client whose update counts, the node that counts it.
     pub(super) counted: BTreeMap<String, String>,
     asks: BTreeMap<u32, Asked>,
@@ -272,6 +278,7 @@ impl TreeRound {
             TopKind::Sharded => Top::Sharded(Sharded::default()),
         };
         let drawing = plan.draw.map(|draw| Drawing::new(now, draw));
+        let admitting = plan.draw.filter(Draw::is_of_more).map(|_| Admitting::default());
         let mut round = Self {
             plan,
             split,
@@ -280,6 +287,7 @@ impl TreeRound {
             parts: Vec::new(),
             top,
             drawing,
+            admitting,
             counted: BTreeMap::new(),
             asks: BTreeMap::new(),
             last_ask: 0,
@@ -336,7 +344,8 @@ impl TreeRound {
         only: Option<BTreeMap<String, Vec<String>>>,
     ) -> u32 {
         let (round, config) = (self.plan.number, self.plan.config.clone());
-        self.ask_with(Request::Round { round, config, kept, only }, nodes, !kept)
+        let batch = self.admitting.as_mut().map(Admitting::next_batch);
+        self.ask_with(Request::Round { round, config, kept, only, batch }, nodes, !kept)
     }
 
     pub(super) fn ask(&mut self, request: Request, nodes: Vec<String>) -> u32 {
@@ -378,10 +387,16 @@ impl TreeRound {
     /// A node has answered. `tensor_bytes`: the size of what came with the answer, if anything did. An answer
     /// that nobody waits for is left alone.
     pub fn answered(&mut self, now: Time, ask: u32, node: &str, answer: Answer, tensor_bytes: Option<u64>) {
+        let admit = self.admit_request(ask);
         if !self.take_turn(ask, node) {
             return;
         }
         match answer {
+            Answer::Arrived(arrivals) => {
+                if let Some(admit) = admit {
+                    self.arrived(&admit, node, arrivals);
+                }
+            }
             Answer::State(state) => self.connected(node, state.clients),
             Answer::Round(answer) => {
                 self.connected(node, answer.clients.clone());
@@ -399,6 +414,7 @@ impl TreeRound {
         }
         let is_round = matches!(self.request(ask), Some(Request::Round { .. }));
         let is_wait = matches!(self.request(ask), Some(Request::Wait { .. }));
+        let admit = self.admit_request(ask);
         if !self.take_turn(ask, node) {
             return;
         }
@@ -407,10 +423,19 @@ impl TreeRound {
             if let Some(part) = self.part_of(ask, node) {
                 self.parts[part].stage = Stage::Dropped(why);
             }
+        } else if let Some(admit) = admit {
+            self.not_arrived(&admit, node, reason);
         } else if !is_wait {
             self.top_answered(node, Err(reason));
         }
         self.go_on(now);
+    }
+
+    fn admit_request(&self, ask: u32) -> Option<Admit> {
+        match self.request(ask) {
+            Some(Request::Admit(admit)) => Some(admit.clone()),
+            _ => None,
+        }
     }
 
     /// Notes that a node does not owe an answer any more; false if it did not owe one.
@@ -434,7 +459,9 @@ impl TreeRound {
     }
 
     fn finished_round(&mut self, ask: u32, node: &str, answer: RoundAnswer) {
-        let Some(part) = self.part_of(ask, node) else { return };
+        // The root may have dropped the part meanwhile.
+        let part = self.part_of(ask, node).filter(|part| self.parts[*part].stage == Stage::Asked);
+        let Some(part) = part else { return };
         if let Err(why) = self.check_report(part, &answer) {
             return self.drop_part(part, format!("its node {node} {why}"));
         }
@@ -568,6 +595,7 @@ impl TreeRound {
         if self.is_over {
             return;
         }
+        self.admit(None);
         if self.drawing.is_some() && !self.drawn(now) {
             return;
         }
@@ -638,8 +666,8 @@ impl TreeRound {
 
 impl Part {
     pub fn new(node: &str, clients: Vec<String>, ask: Option<u32>, stage: Stage) -> Self {
-        let (claim, counting) = (Statement::default(), Vec::new());
-        Self { node: node.into(), clients, ask, stage, claim, counting }
+        let claim = Statement::default();
+        Self { node: node.into(), clients, ask, stage, claim, counting: Vec::new(), going_on: Vec::new() }
     }
 }
 

@@ -184,7 +184,9 @@ impl Fuzzed {
         let fanout = if self.rng.chance(0.5) { Fanout::Concurrent } else { Fanout::Sequential };
         let gather = if self.rng.chance(0.5) { Gather::Concurrent } else { Gather::InOrder };
         let choice = if self.rng.chance(0.5) { Choice::ByName } else { Choice::ByLot { seed: 3 } };
-        let plan = RoundPlan { enough, choice, deadline, grace, fanout, gather, ..plan(number, expected) };
+        let goal = enough + self.rng.below(u64::from(expected - enough) + 1) as u32;
+        let plan =
+            RoundPlan { enough, goal, choice, deadline, grace, fanout, gather, ..plan(number, expected) };
         if self.party.machine.start_round(self.now, plan).is_ok() {
             self.rounds += 1;
             assert_eq!(self.rounds, self.ended + 1);
@@ -225,7 +227,8 @@ impl Fuzzed {
                     self.folding.push(sender);
                 }
                 Action::Policy(RoundAction::Unstage { sender }) => drop(self.fresh.remove(&sender)),
-                Action::Joined { .. }
+                Action::Policy(RoundAction::Arrived)
+                | Action::Joined { .. }
                 | Action::Left { .. }
                 | Action::Note { .. }
                 | Action::TurnedAway { .. } => {}

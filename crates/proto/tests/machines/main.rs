@@ -22,6 +22,7 @@ mod partial;
 mod repair;
 mod round_trips;
 mod rounds;
+mod selecting;
 mod sessions;
 mod staging;
 mod submission;

@@ -83,8 +83,12 @@ pub(crate) trait Reducer: Send + Sync {
     /// Frees the sender's staged update.
     fn unstage(&self, sender: u32);
 
+    /// Frees the staged updates of all senders.
+    fn unstage_all(&self) {}
+
     /// Ends the round: writes the mean into the model that `into` gives, and drops the sums. Without `into`
-    /// it only drops them. Waits for chunks that are being received and for running work.
+    /// it only drops them. Waits for chunks that are being received and for running work. Staged updates that are
+    /// not folded stay.
     ///
     /// # Errors
     /// The reason why there is no mean. The model then stays as it was.

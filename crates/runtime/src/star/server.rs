@@ -1,7 +1,7 @@
 //! The server of a job of rounds: it runs the rounds and has the updates reduced to the next model.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use thalweg_fold::MAX_WEIGHT;
 use thalweg_proto as proto;
 use thalweg_proto::{LinkId, Outcome, RoundAction, Time};
 use thalweg_transport::{Address, Sink};
+use thalweg_wire::tree::{Admit, Arrival};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::down::Down;
@@ -44,6 +45,10 @@ pub(crate) struct Star {
     /// Number of clients now. In a tree, clients move from node to node, so this may differ from the options.
     expected: AtomicU32,
     outcome: Mutex<Option<Result<String, Error>>>,
+    /// Whether the root of a tree names the updates that the present round folds.
+    is_named: AtomicBool,
+    /// How often there was news for [`Server::admit`].
+    arrivals: AtomicU64,
     /// When the first complete update of the round arrived.
     first: Mutex<Option<Time>>,
     /// Sums of the last round, if rounds end with sums. The next round reuses their memory.
@@ -111,8 +116,22 @@ impl Server {
         let down = down.map(|scheme| Down::new(scheme, &layout)).transpose()?;
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
-        let star =
-            Star { layout, reducer, keep, model, down, options, expected, outcome, first, sums, proofs };
+        let (is_named, arrivals) = (AtomicBool::new(false), AtomicU64::new(0));
+        let star = Star {
+            layout,
+            reducer,
+            keep,
+            model,
+            down,
+            options,
+            expected,
+            outcome,
+            is_named,
+            arrivals,
+            first,
+            sums,
+            proofs,
+        };
         let hub = Hub::start(&transport, &address, hub, |gate, chunk| {
             let machine = proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
             (Mutex::new(machine), star)
@@ -157,15 +176,24 @@ impl Server {
     /// Runs one round, and returns its outcome as JSON. `config` is the JSON object that clients get. `go_on`
     /// is called a few times a second with all clients' progress. If it returns false, the call returns.
     ///
+    /// With `batch`, the number of a batch of the round, only the updates are folded that [`Server::admit`] names. The
+    /// clients of other updates go on in the next batch.
+    ///
     /// # Errors
     /// `round` if too few updates arrived, with the reasons; `interrupted` if `go_on` returned false.
     pub fn round(
         &self,
         number: u32,
         config: &str,
+        batch: Option<u32>,
         mut go_on: impl FnMut(&str) -> bool,
     ) -> Result<String, Error> {
         let hub = self.hub()?;
+        hub.policy.is_named.store(batch.is_some(), Ordering::Relaxed);
+        if batch.is_some_and(|batch| batch <= 1) {
+            lock(&hub.machine).drop_exported();
+            hub.policy.reducer.unstage_all();
+        }
         let options = &hub.policy.options;
         let expected = options.choose.unwrap_or(hub.policy.expected.load(Ordering::Relaxed));
         let began = hub.now();
@@ -174,6 +202,7 @@ impl Server {
             config: config.into(),
             expected,
             goal: options.goal.unwrap_or(expected),
+            selection: batch.map_or(proto::Selection::First, |batch| proto::Selection::Named { batch }),
             choice: options.choice(),
             enough: options.enough,
             deadline: options.deadline.map(seconds),
@@ -188,11 +217,13 @@ impl Server {
         let started = lock(&hub.machine).start_round(began, plan);
         started.map_err(|e| Error::new(Kind::Round, "start round", e))?;
         hub.wake();
-        let (mut next, mut is_told) = (Instant::now(), false);
+        let (mut next, mut is_told, mut is_interrupted) = (Instant::now(), false, false);
+        let interrupted =
+            || Error::new(Kind::Interrupted, "run round", format!("round {number} was interrupted"));
         loop {
             let left = next.saturating_duration_since(Instant::now());
             if let Some(outcome) = hub.wait_for(left, || lock(&hub.policy.outcome).take()) {
-                return outcome;
+                return if is_interrupted { Err(interrupted()) } else { outcome };
             }
             // Every announcement wakes this loop, which is often with many clients. The progress report
             // covers all of them, so make it only at intervals.
@@ -213,13 +244,37 @@ impl Server {
                     "round {number} has too few updates; it waits up to {seconds} s for clients that are away: {awaited}"
                 )));
             }
-            if !go_on(&progress_json(&progress)) {
-                return Err(Error::new(
-                    Kind::Interrupted,
-                    "run round",
-                    format!("round {number} was interrupted"),
-                ));
+            if is_interrupted || go_on(&progress_json(&progress)) {
+                continue;
             }
+            if batch.is_none() {
+                return Err(interrupted());
+            }
+            // Nobody will name updates any more, so the batch would not end by itself.
+            is_interrupted = true;
+            lock(&hub.machine).end_selection(hub.now());
+            hub.wake();
+        }
+    }
+
+    /// Names clients whose updates are folded in a batch of a round. Waits at most `limit` for arrivals that the root
+    /// does not know, and returns them; none if the batch is over. `None`: there are none yet.
+    ///
+    /// # Errors
+    /// `closed` if the server is closed.
+    pub fn admit(&self, admit: &Admit, limit: Duration) -> Result<Option<Vec<Arrival>>, Error> {
+        let hub = self.hub()?;
+        let end = Instant::now() + limit;
+        loop {
+            let before = hub.policy.arrivals.load(Ordering::Acquire);
+            let news = lock(&hub.machine).admit(hub.now(), admit);
+            hub.wake();
+            let left = end.saturating_duration_since(Instant::now());
+            if news.is_some() || left.is_zero() {
+                return Ok(news);
+            }
+            let is_newer = || (hub.policy.arrivals.load(Ordering::Acquire) != before).then_some(());
+            hub.wait_for(left, is_newer);
         }
     }
 
@@ -345,6 +400,10 @@ impl HubPolicy for Star {
                 lock(&hub.policy.first).get_or_insert(since);
                 fold_staged(hub, sender, weight, holes);
             }
+            RoundAction::Arrived => {
+                hub.policy.arrivals.fetch_add(1, Ordering::Release);
+                hub.announce();
+            }
             RoundAction::Unstage { sender } => hub.policy.reducer.unstage(sender),
             RoundAction::Ended(outcome) => end_round(hub, outcome),
         }
@@ -444,6 +503,9 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     };
     let closing = hub.now();
     let finishing = || hub.now().saturating_sub(closing).as_secs_f64();
+    if !star.is_named.load(Ordering::Relaxed) {
+        star.reducer.unstage_all();
+    }
     if star.options.sums {
         let failure = export(hub, outcome)?;
         let fold = report::Fold {

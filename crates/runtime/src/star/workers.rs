@@ -154,9 +154,13 @@ impl Reducer for Workers {
         lock(&self.places).remove(&sender);
     }
 
-    fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean> {
+    fn unstage_all(&self) {
         let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
         lock(&self.places).clear();
+    }
+
+    fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean> {
+        let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
         let summary = into.map_or_else(
             || Ok(nothing()),
             |into| {
@@ -171,7 +175,6 @@ impl Reducer for Workers {
 
     fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String> {
         let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
-        lock(&self.places).clear();
         let sums = self.worker_pool.close();
         let head = sums
             .and_then(|sums| Accumulator::export_together(&sums, cells).map_err(|error| error.to_string()));

@@ -49,7 +49,7 @@ pub fn count(arena: &Arena, layout: &Layout) -> i64 {
 pub fn round(server: &Server, number: u32) -> Result<Value, thalweg_runtime::Error> {
     let started = std::time::Instant::now();
     let outcome =
-        server.round(number, &json!({ "round": number }).to_string(), |_| started.elapsed() < LIMIT);
+        server.round(number, &json!({ "round": number }).to_string(), None, |_| started.elapsed() < LIMIT);
     outcome.map(|text| serde_json::from_str(&text).unwrap())
 }
 

@@ -73,6 +73,8 @@ class Open(Request[answers.Opened]):
     listen: str | None
     layout: Sequence[tuple[str, str, Sequence[int], int]]
     top: TopOptions | None = None
+    # Whether rounds count fewer updates than clients take part, so that the root admits updates.
+    admits: bool | None = None
 
     @classmethod
     def of(cls, table: Table) -> Self:
@@ -95,7 +97,7 @@ class Round(Request[answers.Round]):
     """Run a round.
 
     ``kept``: the nodes keep the last round's model, so none is sent. ``only`` has the clients that take part, by node;
-    without it all take part.
+    without it all take part. With ``batch``, its number in the round, only the updates are folded that ``Admit`` names.
     """
 
     do: ClassVar[str] = "round"
@@ -104,6 +106,23 @@ class Round(Request[answers.Round]):
     config: str
     kept: bool | None = None
     only: Mapping[str, Sequence[str]] | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Admit(Request[answers.Arrived]):
+    """Fold the updates of these clients in a batch of a round, and tell what has arrived since ``seen`` arrivals.
+
+    The answer comes when something has arrived, or the batch is over. With ``last`` no other clients will be named.
+    """
+
+    do: ClassVar[str] = "admit"
+    form: ClassVar[type[answers.Form]] = answers.Arrived
+    round: int
+    batch: int
+    clients: Sequence[str]
+    last: bool
+    seen: int
 
 
 @dataclass(frozen=True)
@@ -253,6 +272,7 @@ _KINDS: Final[Mapping[str, type[Request[Any]]]] = {
         Open,
         Wait,
         Round,
+        Admit,
         Resent,
         Proofs,
         ForgetClient,

@@ -37,6 +37,11 @@ class MiddleNode(Tree):
                 f"this node has nodes below it, which cannot take part in a top of the kind {opened.top.kind!r}",
                 'Set tree.top = "dedicated"',
             )
+        if opened.admits:
+            raise RoundError(
+                "this node has nodes below it, and a round with a goal counts only updates of the root's own nodes",
+                "Remove job.goal, or give this node clients instead of nodes",
+            )
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in opened.layout])
         self.model = _core.Arena(layout)
         options = chosen(opened.options, opened.options.keys() - {"expected"})

@@ -13,6 +13,7 @@ out (``_core.TreeExchange``; the rules are in ``crates/proto/src/tree/node``).
 | ``open`` | listens for clients with these options, for a model of this layout | where it listens |
 | ``wait`` | waits until its clients are connected, but not longer than asked | which clients are connected |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
+| ``admit`` | folds the updates of these clients in a round's batch | which updates have arrived |
 | ``resent`` | counts retransmitted segments, when the rounds are over | how many segments |
 | ``proofs`` | looks up the proofs that its clients have shown | these proofs |
 | ``forget`` | waits no more for a client | nothing |
@@ -55,6 +56,7 @@ from thalweg.job.common.server_reports import ResentCounts
 from thalweg.job.star import worker
 from thalweg.job.tree import messages, placement
 from thalweg.job.tree.messages import (
+    Admit,
     AssignClients,
     Confirm,
     ForgetClient,
@@ -180,6 +182,8 @@ class Gateway:
             return self._about_clients(server, request), None
         if isinstance(request, Round):
             return self._round(server, number, request, None if request.kept else _given(model))
+        if isinstance(request, Admit) and isinstance(server, _core.Server):
+            return self._admit(server, number, request), None
         return self._among_nodes(request)
 
     def _about_clients(self, server: Serving, request: AboutClients) -> answers.Form:
@@ -203,6 +207,13 @@ class Gateway:
         if isinstance(server, _core.Server):
             server.place_clients(self._expected, self._placed())
         return answers.Nothing()
+
+    def _admit(self, server: _core.Server, number: int, request: Admit) -> answers.Form:
+        """Fold the updates of these clients; wait for news of updates while the parent waits for the answer."""
+        text = wire.encode(request)
+        while (arrivals := server.admit(text, WAIT_SLICE)) is None:
+            self._check(number)
+        return answers.Arrived(arrivals=wire.decode(tuple[tuple[str, bool], ...], arrivals))
 
     def _resent(self, server: Serving) -> ResentCounts:
         if not self._counts_all:
@@ -316,7 +327,8 @@ class Gateway:
             self._draw(server, request.round, request.only[self._name])
         # Use the wall clock, the only clock that nodes on several machines have in common.
         before = time.time()
-        text = server.round(request.round, request.config, lambda _: self._check(number))
+        batch = {} if isinstance(server, MiddleNode) else {"batch": request.batch}
+        text = server.round(request.round, request.config, lambda _: self._check(number), **batch)
         after, done = time.time(), wire.decode(answers.Outcome, text)
         self._rounds += 1
         self._senders |= {one.client for one in done.counting}

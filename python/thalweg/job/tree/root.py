@@ -63,8 +63,9 @@ class RoundOptions:
     outage: float = 0.0
     # How many clients the job has, if the root knows it.
     expected: int | None = None
-    # How many clients take part in a round; None: all.
+    # How many clients take part in a round; None: all. And how many updates a round counts; None: all.
     choose: int | None = None
+    goal: int | None = None
 
 
 class Serving(Protocol):
@@ -120,12 +121,14 @@ class Tree:
         top: str,
         place: placement.Placing = placement.place_evenly,
         choose: int | None = None,
+        goal: int | None = None,
     ) -> None:
         """Listen at ``url`` for nodes. ``options`` are for the nodes' servers, ``own`` for the root's server.
 
         If the run does not start the nodes, ``nodes`` is their number, and each node says how many clients it has.
         ``place`` decides to which nodes the clients of a lost node move. ``choose`` is the number of clients that take
-        part in a round; without it all take part. It needs a dedicated top.
+        part in a round; without it all take part. A round ends with the first ``goal`` updates over all nodes. Both
+        need a dedicated top.
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, options
@@ -156,7 +159,7 @@ class Tree:
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._place, self._choose = place, choose
+        self._place, self._choose, self._goal = place, choose, goal
         # The number of the round that began last; and for each client the last round that counted its update.
         self._number = 0
         self._counted: dict[str, int] = {}
@@ -286,7 +289,8 @@ class Tree:
         if not node.clients:
             del options["expected"]
         top = None if self._is_top else TopOptions(self._kind, self._of_top, self._between)
-        request = Open(options, node.address or None, self._model.layout.tensors, top)
+        admits = True if self._goal is not None and self._goal != self._choose else None
+        request = Open(options, node.address or None, self._model.layout.tensors, top, admits)
         (received,) = self._ask(request, [node], look)
         if received.head is None:
             # A node that is not open yet waits for nodes below it.
@@ -433,10 +437,16 @@ class Tree:
         outcome = merged(
             number, done.parts, started - self.zero, time.perf_counter() - began, done.mean, between=done.between
         )
-        if self._choose is not None:
+        wanted = self._wanted
+        if wanted is not None:
             counted = sum(part.counted for part in done.parts)
-            outcome = replace(outcome, expected=self._choose, complete=counted == self._choose)
+            outcome = replace(outcome, expected=wanted, complete=counted == wanted)
         return outcome, done
+
+    @property
+    def _wanted(self) -> int | None:
+        """How many updates a round counts; None: as many as there are."""
+        return self._choose if self._goal is None else self._goal
 
     def confirm(self, number: int, counts: bool, left_out: AbstractSet[str]) -> None:
         """Tell the nodes whether their sums of a round count, and wait until they know it.
@@ -470,10 +480,10 @@ class Tree:
         self._version = next(self._versions)
 
     def _run(self, number: int, config: str, tend: Callable[[], None]) -> Done:
-        rounds, draw = self._rounds, None
-        if self._choose is not None:
+        rounds, draw, wanted = self._rounds, None, self._wanted
+        if wanted is not None:
             deadline = None if rounds.deadline is None else round(1e6 * rounds.deadline)
-            draw = Draw(self._choose, rounds.seed, deadline, round(1e6 * rounds.grace))
+            draw = Draw(wanted, self._choose, rounds.seed, deadline, round(1e6 * rounds.grace))
         plan = RoundPlan(
             number=number,
             config=config,
@@ -655,12 +665,13 @@ def tree_of(
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
     own = chosen(served, ("token", "issuer", "revoked", "job", "liveness", "grace"))
     own |= {"transport": {"tls": trust.tls}, "tree": True}
-    below = chosen(served, served.keys() - {"token", "issuer", "revoked", "choose"})
+    below = chosen(served, served.keys() - {"token", "issuer", "revoked", "choose", "goal"})
     below["transport"] = {**served["transport"], "tls": None}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
-    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=wire.made(RoundOptions, served).choose)
+    rounds = wire.made(RoundOptions, served)
+    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=rounds.choose, goal=rounds.goal)
     tree.recovery.away = (plan.nodes or NodesSection()).away
     return tree
 

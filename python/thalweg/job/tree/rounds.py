@@ -24,14 +24,18 @@ from thalweg.outcome.core import NodeShare
 from thalweg.plan.options import CoreOptions
 from thalweg.trees import answers
 from thalweg.trees.answers import Transfer
-from thalweg.trees.merging import Mean, Part
+from thalweg.trees.merging import Mean, Part, only_of
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How the clients of a round are drawn; times in microseconds. ``deadline``: no later batch begins after it."""
+    """How the clients of a round are drawn; times in microseconds. ``deadline``: no later batch begins after it.
+
+    ``clients`` of them take part, None: all. ``goal`` of their updates count.
+    """
 
     goal: int
+    clients: int | None
     seed: int
     deadline: int | None
     grace: int
@@ -201,6 +205,7 @@ class RunningRound:
         self._root, self._server, self._model, self._version = root, server, model, version
         self._top = _core.Top(model, wire.encode(top)) if plan.top in ("dedicated", "middle") else None
         self._sums: tuple[bytes, _core.Arena] | None = None
+        self._draws = plan.draw is not None
         self._table = root.table()
         self._round = _core.TreeRound(time.monotonic(), model.layout, wire.encode(plan), self._table)
         self._ended = root.ended()
@@ -335,4 +340,8 @@ class RunningRound:
         report = None if part.ask is None else self._reports.get((part.ask, part.node))
         if report is None or part.state == "dropped":
             return Part(part.node, part.clients, reason=part.reason)
-        return Part(part.node, part.clients, report.outcome, part.reason, report.zero - self._root.zero, report.first)
+        outcome = report.outcome
+        if self._draws:
+            # Clients that have gone on in a later batch are in that batch's outcome too.
+            outcome = only_of(outcome, part.clients)
+        return Part(part.node, part.clients, outcome, part.reason, report.zero - self._root.zero, report.first)

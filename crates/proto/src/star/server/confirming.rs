@@ -17,6 +17,9 @@ impl Server {
     /// any case.
     pub fn confirm(&mut self, round: u32, counts: bool, left_out: &BTreeSet<String>) {
         self.confirm_if(|of| of == round, |client| counts && !left_out.contains(client));
+        if self.round.as_ref().is_some_and(|running| running.plan.number == round) {
+            self.drop_exported();
+        }
     }
 
     /// Whether a client's update is in sums of which nobody has said whether they count.

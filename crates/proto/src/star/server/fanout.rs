@@ -142,7 +142,7 @@ impl Server {
 
     /// Handles a client's Grant: it lacks ranges of the round's model.
     pub(super) fn resend(&mut self, now: Time, link: LinkId, round: u32, holes: &Ranges) {
-        if self.round.as_ref().is_some_and(|r| r.plan.number == round) {
+        if self.round.as_ref().is_some_and(|r| r.plan.number == round && !r.is_exported()) {
             self.roster.on_link(link, |served| {
                 let fresh = || Model { round, since: now, out: Outgoing::default() };
                 let model = served.own.get_or_insert_with(fresh);

@@ -28,6 +28,10 @@ impl Server {
             }
             round.adopt(sender, part);
         }
+        let staged = std::mem::take(&mut self.late_staged);
+        if let Some(round) = &mut self.round {
+            staged.into_iter().for_each(|staged| round.adopt_staged(staged));
+        }
         for (sender, parcel) in sent {
             if let Some(link) = self.roster.link_of(sender) {
                 self.conclude(now, link, sender, parcel);
@@ -52,6 +56,7 @@ impl Server {
     /// round like all others.
     pub(super) fn drop_late(&mut self, sender: u32) {
         if self.late.remove(&sender).is_some() {
+            self.late_staged.retain(|staged| staged.sender != sender);
             if self.rates.holds(sender) {
                 self.roster.want(super::RoundAction::Unstage { sender });
             }
@@ -71,7 +76,10 @@ impl Server {
 
     /// Between rounds: notes that a late client's link has ended.
     pub(super) fn lost_late(&mut self, now: Time, sender: u32, reason: &str) {
-        let Some(part) = self.late.get_mut(&sender).filter(|part| part.state != State::Lost) else { return };
+        let Some(part) = self.late.get_mut(&sender) else { return };
+        if matches!(part.state, State::Lost | State::Staged) {
+            return;
+        }
         (part.state, part.since, part.reason) = (State::Lost, now, Some(reason.into()));
         if !self.rates.holds(sender) {
             self.rates.release(sender); // a client without a link must not be granted a place

@@ -3,7 +3,7 @@
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::ChunkHeader;
 
-use super::{on_our_clock, LinkId, Partial, Place, Server, State, Stored};
+use super::{on_our_clock, LinkId, Partial, Place, RoundAction, Server, State, Stored};
 use crate::star::round::{Deferred, Participant};
 use crate::transfer::Step;
 use crate::{Fit, Span, Time};
@@ -177,8 +177,12 @@ impl Server {
                 }
                 let staged = Deferred { sender, weight, since: now, holes };
                 match (self.config.partial, &mut self.round) {
-                    (Partial::Discard, Some(round)) if self.config.lazy => round.defer(staged),
-                    (Partial::Discard, _) => self.roster.want(staged.fold()),
+                    (Partial::Discard, Some(round)) => {
+                        round.wait_for_selection(staged);
+                        self.roster.want(RoundAction::Arrived);
+                        self.fold_selected();
+                    }
+                    (Partial::Discard, None) => {}
                     (Partial::Keep, _) => self.answer(sender, number, Ok(())),
                 }
             }

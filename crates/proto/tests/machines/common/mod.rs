@@ -12,7 +12,7 @@ pub mod senseless;
 pub mod tasks;
 pub mod world;
 
-use thalweg_proto::{Admission, Choice, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
+use thalweg_proto::{Admission, Choice, Fanout, Gather, LinkId, Partial, RoundPlan, Selection, Time};
 use thalweg_wire::control::{Content, Control, Hello, Nonce, Parcel, Proof, StandIn};
 use thalweg_wire::{Allowance, LayoutHash};
 
@@ -116,6 +116,7 @@ pub fn plan(number: u32, expected: u32) -> RoundPlan {
         choice: Choice::ByName,
         enough: expected,
         goal: expected,
+        selection: Selection::First,
         deadline: None,
         grace: 10 * SECOND,
         outage: Time::ZERO,

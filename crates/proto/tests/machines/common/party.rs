@@ -115,6 +115,8 @@ impl RoundResult {
 /// The server with its staging area and its accumulator.
 pub struct ServerParty {
     pub machine: Server,
+    /// Whether the root of a tree decides what becomes of updates.
+    pub withholds: bool,
     /// Whether no chunk overtakes a message on ordered links.
     pub keeps_order: bool,
     pub partial: Partial,
@@ -163,6 +165,7 @@ impl ServerParty {
         };
         let machine = Server::new(config, Box::new(Doors { token: setup.token }));
         Self {
+            withholds: setup.withhold,
             machine,
             keeps_order: setup.keeps_order,
             partial: setup.partial,
@@ -276,7 +279,8 @@ impl ServerParty {
     pub fn ended(&mut self, outcome: Outcome) {
         let fresh = Fold::new(self.bytes());
         let fold = std::mem::replace(&mut self.fold, fresh);
-        let is_clean = self.staged.is_empty() || self.stale > 0;
+        // Updates that were not selected stay, if a further batch may select them.
+        let is_clean = self.staged.is_empty() || self.stale > 0 || self.withholds;
         assert!(is_clean, "staged updates outlive the round: {:?}", self.staged.keys());
         self.results.push(RoundResult { outcome, fold, names: self.names.clone() });
     }

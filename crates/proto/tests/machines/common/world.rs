@@ -251,6 +251,11 @@ impl World {
         self.client_actions(index);
     }
 
+    /// How many updates were made in a round.
+    pub fn made_count(&self, round: u32) -> usize {
+        self.made.iter().filter(|((_, of), _)| *of == round).map(|(_, instances)| instances.len()).sum()
+    }
+
     /// The results of a client's updates.
     pub fn verdicts(&self, index: usize) -> &[(u32, Verdict)] {
         &self.clients[index].seen.verdicts

@@ -180,7 +180,7 @@ fn drawn_clients_take_part_wherever_they_are() {
         if seed % 4 == 1 {
             west(&mut world).faults.insert(1 + seed % 20, (0, Fault::Kill { seen: true }));
         }
-        let draw = Draw { goal, seed, deadline: None, grace: 2_000_000 };
+        let draw = Draw { goal, clients: Some(goal), seed, deadline: None, grace: 2_000_000 };
         let plan = TreePlan { draw: Some(draw), enough: 0, ..plan(1, TopKind::Dedicated) };
         let end = world.run(plan);
         let counted = check(&world, &end);

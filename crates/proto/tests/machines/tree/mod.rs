@@ -1,6 +1,8 @@
 //! Rounds of an aggregation tree, whatever happens to its nodes and links: the same updates are in all of the
 //! mean, none twice, and every client that is not in it is named with a reason.
 
+mod batches;
+mod goal;
 mod levels;
 mod light;
 mod middle;
@@ -179,7 +181,7 @@ fn a_round_with_a_goal_counts_exactly_so_many_and_asks_nobody_twice() {
             let (at, index) = (1 + world.rng.below(40), world.rng.below(3) as usize);
             world.faults.insert(at, (index, Fault::Kill { seen: true }));
         }
-        let draw = Draw { goal, seed, deadline: None, grace: 2_000_000 };
+        let draw = Draw { goal, clients: Some(goal), seed, deadline: None, grace: 2_000_000 };
         let end =
             world.run(thalweg_proto::TreePlan { draw: Some(draw), enough: 0, ..plan(1, TopKind::Dedicated) });
         let counted = check(&world, &end);
@@ -195,7 +197,7 @@ fn a_round_with_a_goal_counts_exactly_so_many_and_asks_nobody_twice() {
 #[test]
 fn the_seed_and_the_round_draw_clients_and_not_where_these_are() {
     let drawn = |world: &mut TreeWorld, seed: u64, number: u32| {
-        let draw = Draw { goal: 2, seed, deadline: None, grace: 0 };
+        let draw = Draw { goal: 2, clients: Some(2), seed, deadline: None, grace: 0 };
         let end = world.run(thalweg_proto::TreePlan { draw: Some(draw), ..plan(number, TopKind::Dedicated) });
         check(world, &end)
     };

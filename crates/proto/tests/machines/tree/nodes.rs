@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{json, Value};
 use thalweg_proto::{AggregatorNode, AggregatorStep, RequestId, Time, TopKind};
-use thalweg_wire::tree::{Bytes, MeanAnswer, MeanFold, PeerRequest, Request, Statement};
+use thalweg_wire::tree::{Admit, Bytes, MeanAnswer, MeanFold, PeerRequest, Request, Statement};
 use thalweg_wire::Range;
 
+use super::batches::Batch;
 use crate::common::network::Rng;
 use crate::common::{MS, SECOND};
 
@@ -61,7 +62,7 @@ enum Asker {
 }
 
 /// What happens at a node.
-enum Happens {
+pub(super) enum Happens {
     Root {
         task: u32,
         request: Request,
@@ -71,6 +72,11 @@ enum Happens {
         task: u32,
         round: u32,
         only: Option<BTreeMap<String, Vec<String>>>,
+    },
+    /// A client's update has arrived whole.
+    Arrives {
+        round: u32,
+        client: String,
     },
     Peer {
         from: usize,
@@ -109,9 +115,9 @@ struct PeerAsk {
 }
 
 /// A node's process.
-struct Process {
-    name: String,
-    clients: Vec<String>,
+pub(super) struct Process {
+    pub(super) name: String,
+    pub(super) clients: Vec<String>,
     alive: bool,
     instance: u64,
     /// Nothing happens at it before.
@@ -126,6 +132,10 @@ struct Process {
     joined: BTreeSet<String>,
     /// The sums of its own clients' updates.
     sums: Option<Mask>,
+    /// Its part in a round whose root admits updates.
+    pub(super) batch: Option<Batch>,
+    /// Requests for a batch that has not begun.
+    pub(super) early: Vec<(u32, Admit)>,
     /// What it adds up: the bytes, and the updates so far.
     adding: Option<(Option<Bytes>, Mask)>,
     /// The sums that other nodes have sent, by ask and node.
@@ -154,6 +164,8 @@ impl Process {
             asks: BTreeMap::new(),
             joined: BTreeSet::new(),
             sums: None,
+            batch: None,
+            early: Vec::new(),
             adding: None,
             sent: BTreeMap::new(),
             mean: None,
@@ -189,16 +201,20 @@ impl Process {
 
 /// All nodes, and the network between them.
 pub struct Nodes {
-    processes: Vec<Process>,
+    pub(super) processes: Vec<Process>,
     events: BTreeMap<(Time, u64), (usize, u64, Happens)>,
     count: u64,
-    rng: Rng,
+    pub(super) rng: Rng,
     /// The root's model: what comes with a round's request, and what a node must have if none comes.
     pub model: Vec<Mask>,
     /// What nodes have answered the root: the node, its instance, the task, and the answer.
     pub answers: Vec<(usize, u64, u32, Answered)>,
     /// The chance that a client's update does not come.
     pub absent: f64,
+    /// The chance that an update cannot be folded.
+    pub unfoldable: f64,
+    /// The clients that deliver nothing that could be folded.
+    pub failing: BTreeSet<String>,
     /// The chance that a node cannot connect to another one.
     pub unreachable: f64,
     /// The clients that were asked for an update.
@@ -219,6 +235,8 @@ impl Nodes {
             model: vec![0; CELLS as usize],
             answers: Vec::new(),
             absent: 0.0,
+            unfoldable: 0.0,
+            failing: BTreeSet::new(),
             unreachable: 0.0,
             asked: Vec::new(),
             delay: 50 * MS,
@@ -286,7 +304,7 @@ impl Nodes {
         }
     }
 
-    fn at(&mut self, at: Time, index: usize, what: Happens) {
+    pub(super) fn at(&mut self, at: Time, index: usize, what: Happens) {
         self.count += 1;
         let instance = self.processes[index].instance;
         self.events.insert((at, self.count), (index, instance, what));
@@ -350,6 +368,7 @@ impl Nodes {
         match what {
             Happens::Root { task, request, model } => self.requested(now, index, task, request, model),
             Happens::RoundOver { task, round, only } => self.round_over(index, task, round, only.as_ref()),
+            Happens::Arrives { round, client } => self.client_arrives(index, round, client),
             Happens::Peer { from, instance, ask, request, content } => {
                 let bytes = match &request {
                     PeerRequest::Mean { part, .. } => content.map(|_| part.1 - part.0),
@@ -395,7 +414,7 @@ impl Nodes {
         }
     }
 
-    fn answer_root(&mut self, index: usize, task: u32, answer: Answered) {
+    pub(super) fn answer_root(&mut self, index: usize, task: u32, answer: Answered) {
         self.answers.push((index, self.processes[index].instance, task, answer));
     }
 
@@ -407,6 +426,14 @@ impl Nodes {
             Request::Wait { .. } => {
                 let clients = self.processes[index].clients.clone();
                 self.answer_root(index, task, Ok((json!({ "clients": clients }), None, 0)));
+            }
+            Request::Admit(admit) => {
+                self.processes[index].early.push((task, admit));
+                self.settle_batch(index);
+            }
+            Request::Round { round, only, batch: Some(batch), .. } => {
+                let drawn = only.expect("clients are drawn")[&self.processes[index].name].clone();
+                self.begin_batch(now, index, (task, round, batch), drawn);
             }
             Request::Round { round, kept, only, .. } => {
                 if let Some(machine) = &mut self.processes[index].machine {
@@ -451,6 +478,8 @@ impl Nodes {
             }));
             if comes {
                 sums |= bit(&client);
+            } else {
+                self.failing.insert(client.clone());
             }
             self.asked.push(client);
         }

@@ -9,7 +9,7 @@ use thalweg_proto::{
     Mean, PartOutcome, PartState, Reply, ReplyState, ServerMachine, TaskPlan, Time, TopKind, TreeNode,
     TreePlan, TreeRound, TreeStep,
 };
-use thalweg_wire::tree::{Answer, MeanAnswer, MeanFold};
+use thalweg_wire::tree::{Answer, Arrival, MeanAnswer, MeanFold};
 use thalweg_wire::Layout;
 
 use super::middle::Middle;
@@ -61,6 +61,8 @@ pub struct TreeWorld {
     /// The updates in the root's sums.
     root: Mask,
     end: Option<End>,
+    /// The clients of whose updates the root has learned, in that order.
+    pub learned: Vec<String>,
     /// Messages of the root and of the nodes so far.
     pub messages: u64,
     /// What happens when so many messages were sent, and to which node.
@@ -107,6 +109,7 @@ impl TreeWorld {
             sent: BTreeMap::new(),
             root: 0,
             end: None,
+            learned: Vec::new(),
             messages: 0,
             faults: BTreeMap::new(),
         }
@@ -346,6 +349,9 @@ impl TreeWorld {
                 }
                 let bytes = Some(answer.layout.bytes()).filter(|bytes| *bytes > 0);
                 let answer = Answer::read(&request, head).expect("an answer to the request");
+                if let Answer::Arrived(arrivals) = &answer {
+                    self.learned.extend(arrivals.iter().map(|Arrival(client, _)| client.clone()));
+                }
                 self.round().answered(now, ask, node, answer, bytes);
             }
             (ReplyState::Lost, _) => {

@@ -1,0 +1,162 @@
+//! Rounds with a goal: exactly so many updates count over all nodes, the first ones, whatever happens to nodes and
+//! links. Nobody trains twice in a round.
+
+use std::collections::BTreeSet;
+
+use thalweg_proto::{Draw, TopKind, TreePlan};
+
+use super::world::{check, plan, End, Fault, TreeWorld, Updates};
+use crate::common::network::{Path, Rng};
+use crate::common::{MS, SECOND};
+
+const NODES: [(&str, &[&str]); 4] =
+    [("n1", &["a", "b", "c"]), ("n2", &["d"]), ("n3", &["e", "f", "g"]), ("n4", &["h", "i"])];
+const CLIENTS: u32 = 9;
+
+fn with_goal(number: u32, goal: u32, clients: Option<u32>, seed: u64) -> TreePlan {
+    let draw = Draw { goal, clients, seed, deadline: None, grace: 2_000_000 };
+    TreePlan { draw: Some(draw), enough: 0, ..plan(number, TopKind::Dedicated) }
+}
+
+/// A tree over paths that are lossy, and deliver chunks out of order, if the seed says so.
+fn tree(seed: u64) -> TreeWorld {
+    TreeWorld::over(seed, &NODES, |rng: &mut Rng| {
+        let delay = rng.time(50 * MS) + MS;
+        match seed % 2 {
+            0 => Path { delay, ..Path::PERFECT },
+            _ => {
+                Path { delay, ordered: false, jitter: 40 * MS, loss: 0.05, duplicate: 0.05, ..Path::PERFECT }
+            }
+        }
+    })
+}
+
+/// Checks a round's end, and returns the clients whose updates count.
+fn judge(world: &TreeWorld, end: &End, goal: u32, seed: u64) -> Updates {
+    let counted = check(world, end);
+    assert!(counted.len() <= goal as usize, "seed {seed}: {counted:?} of {goal}");
+    let once: Updates = world.below.asked.iter().cloned().collect();
+    assert_eq!(
+        once.len(),
+        world.below.asked.len(),
+        "seed {seed}: a client trains twice: {:?}",
+        world.below.asked
+    );
+    let End::Over { parts, .. } = end else { unreachable!() };
+    if counted.len() < goal as usize {
+        // It ends short only if nobody is left.
+        for (name, clients) in NODES {
+            let is_lost = world.nodes.iter().any(|node| node.name == name && node.loss.is_some());
+            for client in clients.iter().filter(|client| !counted.contains(**client)) {
+                let fails = world.below.failing.contains(*client);
+                assert!(is_lost || fails, "seed {seed}: {client} could have counted: {parts:?}");
+            }
+        }
+    }
+    counted
+}
+
+#[test]
+fn the_first_updates_count_over_all_nodes() {
+    for seed in 0..400 {
+        let mut world = tree(seed);
+        let goal = 1 + (seed % 8) as u32;
+        for number in 1..4 {
+            world.learned.clear();
+            let end = world.run(with_goal(number, goal, None, seed));
+            let counted = judge(&world, &end, goal, seed);
+            assert_eq!(counted.len(), goal as usize);
+            let mut first: Vec<String> = Vec::new();
+            for client in &world.learned {
+                if first.len() < goal as usize && !first.contains(client) {
+                    first.push(client.clone());
+                }
+            }
+            assert_eq!(
+                counted,
+                first.into_iter().collect(),
+                "seed {seed}: the first that the root learned of"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_count_if_the_goal_is_all_of_them_and_drawn_clients_alone_take_part() {
+    for seed in 0..200 {
+        let mut world = tree(seed);
+        let end = world.run(with_goal(1, CLIENTS, None, seed));
+        assert_eq!(judge(&world, &end, CLIENTS, seed).len(), CLIENTS as usize);
+        let end = world.run(with_goal(2, 3, Some(6), seed));
+        assert_eq!(judge(&world, &end, 3, seed).len(), 3);
+        assert_eq!(world.below.asked.len(), 6, "six are drawn");
+    }
+}
+
+/// How many messages a round has when nothing happens.
+fn messages(seed: u64) -> u64 {
+    let mut world = tree(seed);
+    world.run(with_goal(1, 4, None, seed));
+    world.messages
+}
+
+#[test]
+fn one_fault_at_any_message_of_any_node_leaves_exactly_the_goal() {
+    let faults = [
+        Fault::Cut,
+        Fault::Pause(2 * SECOND),
+        Fault::Kill { seen: true },
+        Fault::Kill { seen: false },
+        Fault::Restart,
+    ];
+    for seed in 0..6 {
+        for at in 1..=messages(seed) {
+            for index in 0..NODES.len() {
+                for fault in faults {
+                    let mut world = tree(seed);
+                    world.faults.insert(at, (index, fault));
+                    for number in 1..3 {
+                        let end = world.run(with_goal(number, 4, None, seed));
+                        // Nine clients are there, and a node has three of them at most.
+                        assert_eq!(
+                            judge(&world, &end, 4, seed).len(),
+                            4,
+                            "{fault:?} at {at} of node {index}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Any number of faults, at any time, with clients that do not deliver and updates that cannot be folded.
+fn random(seed: u64) -> bool {
+    let mut world = tree(seed);
+    let mut rng = Rng::new(seed ^ 0x60a1);
+    world.below.absent = if seed.is_multiple_of(3) { 0.3 } else { 0.0 };
+    world.below.unfoldable = if seed.is_multiple_of(4) { 0.2 } else { 0.0 };
+    for _ in 0..rng.below(6) {
+        let (at, index) = (1 + rng.below(120), rng.below(4) as usize);
+        let time = rng.time(20 * SECOND);
+        let seen = rng.chance(0.5);
+        let faults = [Fault::Cut, Fault::Pause(time), Fault::Kill { seen }, Fault::Restart, Fault::Restart];
+        world.faults.insert(at, (index, faults[rng.below(5) as usize]));
+    }
+    let mut kinds = BTreeSet::new();
+    for number in 1..4 {
+        let goal = 1 + rng.below(u64::from(CLIENTS)) as u32;
+        let more = rng.below(u64::from(CLIENTS - goal) + 1) as u32;
+        let clients = rng.chance(0.5).then_some(goal + more);
+        world.below.failing.clear();
+        let end = world.run(with_goal(number, goal, clients, seed));
+        kinds.insert(judge(&world, &end, goal, seed).len() == goal as usize);
+    }
+    kinds.len() == 2
+}
+
+#[test]
+fn whatever_happens_no_more_updates_count_than_the_goal_and_fewer_only_if_nobody_is_left() {
+    let both = (0..4000).filter(|&seed| random(seed)).count();
+    assert!(both > 100, "some rounds reach their goal, and some cannot: {both}");
+}
