@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.job.test_tree import CLIENTS, Job, counted, job, mean, when_answered
+from tests.job.test_tree import CLIENTS, PLACED, Job, counted, job, mean, when_answered
 from thalweg.job.tree.known import Received
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
@@ -100,6 +100,49 @@ def test_a_node_that_is_lost_after_the_goal_was_reached_leaves_its_places_to_upd
             if made.processes["node-2"].poll() is not None:
                 break
         assert len(trained) == len(set(trained)), "nobody trains twice in a round"
+
+
+def with_clients_away(enough: int) -> tuple[dict[str, Any], list[str], bytes]:
+    """Run a round two of whose clients die, and are started again once a node says that it waits for them.
+
+    Returns the outcome, what nodes said, and the model.
+    """
+    outcomes: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def before(made: Job, client: str, _: int) -> None:
+        if client == "a":
+            made.kill_client("c")
+            made.kill_client("e")
+
+    with job("dedicated", before, goal=4, enough=enough, outage=60.0, timeout=60.0, apart="ce") as made:
+        round_of_three = threading.Thread(target=lambda: outcomes.append(made.round(1)))
+        round_of_three.start()
+        nodes = [made.tree.node(name) for name in PLACED]
+        while round_of_three.is_alive() and not any("too few updates" in line for line in said):
+            made.tree.await_clients(nodes, 0.1)
+            said += made.tree.notes()
+        if round_of_three.is_alive():
+            made.start_client("c")
+            made.start_client("e")
+        round_of_three.join()
+        return outcomes[0], said, made.bits()
+
+
+def test_a_round_with_too_few_updates_waits_for_the_end_of_an_outage() -> None:
+    outcome, said, bits = with_clients_away(4)
+    assert any("waits up to 60 s for clients that are away: " in line for line in said)
+    assert {"a", "b", "d"} < counted(outcome)
+    assert len(counted(outcome)) == 4, "one of the two that are back is too many"
+    assert outcome["complete"]
+    assert bits == mean(1, sorted(counted(outcome)))
+
+
+def test_a_round_with_enough_updates_waits_only_for_the_grace() -> None:
+    outcome, _, bits = with_clients_away(3)
+    assert counted(outcome) == {"a", "b", "d"}
+    assert (outcome["complete"], outcome["expected"]) == (False, 4)
+    assert bits == mean(1, ["a", "b", "d"])
 
 
 def test_drawn_clients_are_more_than_the_goal() -> None:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -105,6 +106,22 @@ class Job(Rooted):
     orders: Orders
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
+    # The clients that have processes of their own.
+    apart: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start_client(self, client: str, *, trains: bool = True) -> None:
+        """Start a client in a process. Unless it ``trains``, it never sends an update."""
+        before = "lambda _: None" if trains else "lambda _: sys.stdin.read()"
+        call = f"take_part({self.address_of(client)!r}, {client!r}, {before}, 60.0)"
+        program = f"import sys; from tests.job.test_tree import take_part; {call}"
+        self.apart[client] = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+
+    def kill_client(self, client: str) -> None:
+        """Kill a client's process. Nobody is told, as if it were on another machine."""
+        self.apart[client].kill()
+        _wait(self.apart[client])
 
     def start(self, name: str, number: int) -> None:
         """Start a node, whose number is its seed."""
@@ -151,9 +168,13 @@ def job(
     timeout: float = 1.0,
     choose: int | None = None,
     goal: int | None = None,
+    apart: Collection[str] = (),
     **options: Any,
 ) -> Iterator[Job]:
-    """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have."""
+    """Run a tree. With ``come`` the run does not start the nodes; they say themselves how many clients they have.
+
+    The clients ``apart`` have processes of their own, and never send an update unless the test starts them again.
+    """
     model = _core.Arena(layout())
     node_options: Any = {
         "precision": "exact",
@@ -176,7 +197,9 @@ def job(
             made.start(name, number)
         tree.open(lambda: None)
         made.said = tree.notes()
-        for client in CLIENTS:
+        for client in apart:
+            made.start_client(client, trains=False)
+        for client in [client for client in CLIENTS if client not in apart]:
 
             def own_before(number: int, client: str = client) -> None:
                 before(made, client, number)
@@ -191,8 +214,17 @@ def job(
         tree.close("the job is over")
         for process in made.processes.values():
             process.wait(60)
+        for own_process in made.apart.values():
+            _wait(own_process)
         for thread in threads:
             thread.join()
+
+
+def _wait(client: subprocess.Popen[bytes]) -> None:
+    """Wait until a client's process has ended."""
+    assert client.stdin is not None
+    client.stdin.close()
+    client.wait(60)
 
 
 def counted(outcome: dict[str, Any]) -> set[str]:

@@ -122,6 +122,9 @@ pub struct Admit {
     pub last: bool,
     /// How many of the batch's arrivals the root knows.
     pub seen: usize,
+    /// Whether the round can do without clients that are away for longer than the grace. If not, the node waits for
+    /// them for the longest outage.
+    pub enough: bool,
 }
 
 /// News of an update, in a round whose root says which updates are folded: the client, and whether its update has
@@ -395,9 +398,11 @@ mod tests {
         let round = Request::Round { round: 1, config: "{}".into(), kept: false, only: None, batch: None };
         let value = json!({ "do": "round", "round": 1, "config": "{}", "kept": false });
         assert_eq!(serde_json::to_value(&round).unwrap(), value);
-        let admit = Admit { round: 1, batch: 2, clients: vec!["a".into()], last: false, seen: 3 };
-        let value =
-            json!({ "do": "admit", "round": 1, "batch": 2, "clients": ["a"], "last": false, "seen": 3 });
+        let admit =
+            Admit { round: 1, batch: 2, clients: vec!["a".into()], last: false, seen: 3, enough: true };
+        let value = json!({
+            "do": "admit", "round": 1, "batch": 2, "clients": ["a"], "last": false, "seen": 3, "enough": true,
+        });
         assert_eq!(serde_json::to_value(Request::Admit(admit.clone())).unwrap(), value);
         assert_eq!(serde_json::from_value::<Request>(value).unwrap(), Request::Admit(admit));
     }
@@ -428,7 +433,8 @@ mod tests {
         let mean = MeanAnswer { fold: MeanFold { uncovered_bytes: Some(4) }, done: 2.5 };
         let gone = Request::ForgetNode { node: "west".into(), why: "killed".into() };
         let refused = BTreeMap::from([("west".to_owned(), "too heavy".to_owned())]);
-        let admit = Request::Admit(Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0 });
+        let admit = Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0, enough: true };
+        let admit = Request::Admit(admit);
         for (request, answer) in [
             (&sums, Answer::Refusable(None)),
             (&sums, Answer::Refusable(Some("it has no sums".into()))),

@@ -221,7 +221,8 @@ class JobSection(Section):
     outage: Annotated[Seconds, Core(), Option(of=BOTH)] = Field(
         OUTAGE_SECONDS,
         description="seconds that a client whose link broke has to come back while the round has fewer than enough "
-        "updates, if longer than grace; on a tree only if the job needs all clients",
+        "updates, if longer than grace; on a tree of several nodes only if the job needs all clients, or has a goal "
+        "and no choose",
     )
     liveness: Annotated[float, Core()] = Field(
         10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"

@@ -416,9 +416,7 @@ impl Round {
 
     /// How long the round waits for clients that are away.
     fn awaits_absent(&self) -> Time {
-        use State::{Partial, Staged, Whole};
-        let has_enough = self.tally.of(&[Whole, Partial, Staged]) >= self.plan.enough.max(1) as usize;
-        if has_enough {
+        if self.has_enough() {
             self.plan.grace
         } else {
             self.plan.grace.max(self.plan.outage)

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use thalweg_wire::tree::{Admit, Arrival, Request};
 
+use super::draw::Drawing;
 use super::round::{Part, Stage, TreeRound};
 
 /// What the root knows of a node's updates in a batch.
@@ -23,6 +24,8 @@ struct AtNode {
     admitted: BTreeSet<String>,
     /// Requests to the node that are not answered.
     requests: u32,
+    /// Whether the node was told that the round can do without clients that are away for longer than the grace.
+    knows_enough: bool,
     /// Whether the node has said that its batch is over.
     is_over: bool,
 }
@@ -73,10 +76,12 @@ impl TreeRound {
     }
 
     fn ask_for_arrivals(&mut self, part: usize, clients: Vec<String>, last: bool) {
+        let enough = self.has_enough();
         let Some(admitting) = &mut self.admitting else { return };
         let (batch, node) = (admitting.batch, admitting.nodes.entry(part).or_default());
         node.requests += 1;
-        let admit = Admit { round: self.plan.number, batch, clients, last, seen: node.seen };
+        node.knows_enough |= enough;
+        let admit = Admit { round: self.plan.number, batch, clients, last, seen: node.seen, enough };
         let name = self.parts[part].node.clone();
         self.ask(Request::Admit(admit), vec![name]);
     }
@@ -130,8 +135,15 @@ impl TreeRound {
         self.parts.iter().enumerate().map(taken).sum()
     }
 
-    /// Admits updates that wait, as far as the goal allows. When the goal is reached, ends the batch. `answered`: the
-    /// part whose node has just answered.
+    /// Whether nodes do not wait for clients that are away for longer than the grace: the round has enough updates, or
+    /// other clients can be drawn in their place.
+    fn has_enough(&self) -> bool {
+        let draws_others = self.drawing.as_ref().is_some_and(Drawing::is_of_some);
+        draws_others || self.taken() >= self.plan.enough.max(1) as usize
+    }
+
+    /// Admits updates that wait, as far as the goal allows. When the goal is reached, ends the batch. When the round has
+    /// enough updates, all nodes learn it. `answered`: the part whose node has just answered.
     pub(super) fn admit(&mut self, answered: Option<usize>) {
         let goal = self.drawing.as_ref().map_or(0, |drawing| drawing.goal());
         let mut room = goal.saturating_sub(self.taken());
@@ -156,9 +168,23 @@ impl TreeRound {
                 fresh.entry(at).or_default();
             }
         }
+        if self.has_enough() {
+            for at in self.parts_to_tell() {
+                fresh.entry(at).or_default();
+            }
+        }
         for (at, clients) in fresh {
             self.ask_for_arrivals(at, clients, false);
         }
+    }
+
+    /// The parts whose nodes run their rounds, and do not know yet that the round has enough updates.
+    fn parts_to_tell(&self) -> Vec<usize> {
+        let nodes = self.admitting.iter().flat_map(|admitting| &admitting.nodes);
+        let untold = nodes.filter(|(at, node)| {
+            !node.knows_enough && !node.is_over && self.parts[**at].stage == Stage::Asked
+        });
+        untold.map(|(at, _)| *at).collect()
     }
 
     /// Tells all nodes that run their rounds that no other updates of this batch will be folded.

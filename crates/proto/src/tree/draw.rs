@@ -74,6 +74,11 @@ impl Drawing {
     pub fn goal(&self) -> usize {
         self.draw.goal as usize
     }
+
+    /// Whether only some of the clients take part.
+    pub fn is_of_some(&self) -> bool {
+        self.draw.clients.is_some()
+    }
 }
 
 impl TreeRound {

@@ -103,6 +103,35 @@ fn an_update_that_was_not_selected_counts_in_the_next_round_if_late_ones_may() {
     }
 }
 
+#[test]
+fn a_round_with_a_goal_and_too_few_updates_waits_for_the_end_of_an_outage() {
+    let begin = |enough: u32| {
+        let mut world = crowd(1, false, 0);
+        world.start(RoundPlan { enough, grace: SECOND, outage: 60 * SECOND, ..goal_of(3, 1) });
+        (2..CLIENTS).for_each(|client| world.kill(client));
+        world.pass(20 * SECOND);
+        world
+    };
+    let enough = begin(2);
+    let result = enough.server.results[0].clone();
+    enough.check(&result);
+    assert_eq!(counting(&result), (0..2).map(name).collect(), "the grace is over");
+    assert!(!result.outcome.complete);
+
+    let mut few = begin(3);
+    assert!(few.server.results.is_empty(), "it needs an update of a client that is away");
+    (2..CLIENTS).for_each(|client| few.restart(client));
+    let result = few.finish_round(20 * SECOND);
+    few.check(&result);
+    assert_eq!(counting(&result).len(), 3, "the others that are back are too many");
+    assert!(result.outcome.complete);
+
+    let mut failed = begin(3);
+    let result = failed.finish_round(60 * SECOND);
+    let why = result.outcome.failure.unwrap_or_default();
+    assert!(why.contains("2 of 3 updates came"), "{why}");
+}
+
 // What follows is a node of a tree, whose root names the updates.
 
 fn setup(seed: u64) -> Setup {
@@ -128,8 +157,12 @@ fn admit(
     seen: usize,
 ) -> Option<Vec<Arrival>> {
     let clients = clients.iter().map(|&client| name(client)).collect();
-    let admit = Admit { round: at.0, batch: at.1, clients, last, seen };
-    let news = world.server.machine.admit(world.now, &admit);
+    tell(world, &Admit { round: at.0, batch: at.1, clients, last, seen, enough: true })
+}
+
+/// A node gets a request of the root. Returns its answer.
+fn tell(world: &mut World, admit: &Admit) -> Option<Vec<Arrival>> {
+    let news = world.server.machine.admit(world.now, admit);
     world.server_actions();
     news
 }
@@ -214,6 +247,50 @@ fn a_batch_ends_by_itself_when_nobody_is_left_who_could_deliver() {
     let first = world.finish_round(SECOND);
     world.check(&first);
     assert_eq!(counting(&first), ["c0".to_owned()].into());
+}
+
+/// A batch of which all updates are folded but that of the last client, which was away for longer than the grace. The
+/// root has not said that the round has enough updates.
+fn with_one_away() -> World {
+    let mut world = node(1);
+    world.start(RoundPlan { outage: 60 * SECOND, ..batch(1, 1, CLIENTS) });
+    world.pass(60 * MS);
+    world.kill(CLIENTS - 1);
+    world.pass(SECOND);
+    let clients = (0..CLIENTS - 1).map(name).collect();
+    tell(&mut world, &Admit { round: 1, batch: 1, clients, last: false, seen: 0, enough: false });
+    world.pass(20 * SECOND);
+    assert!(world.server.results.is_empty(), "the root may need the update of the client that is away");
+    world
+}
+
+#[test]
+fn a_batch_waits_for_the_end_of_an_outage_until_the_root_has_enough_updates() {
+    let folded: BTreeSet<String> = (0..CLIENTS - 1).map(name).collect();
+    let mut enough = with_one_away();
+    admit(&mut enough, (1, 1), &[], false, CLIENTS - 1);
+    assert_eq!(counting(&enough.server.results[0]), folded, "the grace was over long ago");
+
+    let mut back = with_one_away();
+    back.restart(CLIENTS - 1);
+    back.pass(5 * SECOND);
+    let last = Admit {
+        round: 1,
+        batch: 1,
+        clients: vec![name(CLIENTS - 1)],
+        last: false,
+        seen: CLIENTS - 1,
+        enough: false,
+    };
+    assert_eq!(tell(&mut back, &last), Some(vec![Arrival(name(CLIENTS - 1), true)]));
+    let result = back.finish_round(SECOND);
+    back.check(&result);
+    assert_eq!(counting(&result).len(), CLIENTS);
+
+    let mut gone = with_one_away();
+    let result = gone.finish_round(60 * SECOND);
+    gone.check(&result);
+    assert_eq!(counting(&result), folded, "the outage takes too long");
 }
 
 /// Batches with clients that break, hang, die and come back. The root names some of those that have arrived.

@@ -114,6 +114,8 @@ class Admit(Request[answers.Arrived]):
     """Fold the updates of these clients in a batch of a round, and tell what has arrived since ``seen`` arrivals.
 
     The answer comes when something has arrived, or the batch is over. With ``last`` no other clients will be named.
+    Without ``enough`` the round has too few updates, so the node waits for clients that are away as long as
+    ``job.outage``.
     """
 
     do: ClassVar[str] = "admit"
@@ -123,6 +125,7 @@ class Admit(Request[answers.Arrived]):
     clients: Sequence[str]
     last: bool
     seen: int
+    enough: bool
 
 
 @dataclass(frozen=True)

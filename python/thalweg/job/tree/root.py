@@ -282,14 +282,15 @@ class Tree:
         options: CoreOptions = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         # Clients hear that an update was accepted only once its node's sums count here.
         options["withhold"] = True
-        # A node does not know how many updates the others have. If all are needed, it need not know.
-        options["outage"] = 0.0
+        admits = True if self._goal is not None and self._goal != self._choose else None
+        # A node does not know how many updates the others have. If the root admits updates, it says whether they are
+        # enough. If all are needed, the node need not know.
+        options["outage"] = self._rounds.outage if admits else 0.0
         if self._needs_all:
             options["grace"] = max(self._rounds.grace, self._rounds.outage)
         if not node.clients:
             del options["expected"]
         top = None if self._is_top else TopOptions(self._kind, self._of_top, self._between)
-        admits = True if self._goal is not None and self._goal != self._choose else None
         request = Open(options, node.address or None, self._model.layout.tensors, top, admits)
         (received,) = self._ask(request, [node], look)
         if received.head is None:

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use thalweg_wire::tree::Arrival;
+use thalweg_wire::tree::{Admit, Arrival};
 
 use super::{Deferred, Ending, Participant, Round, RoundPlan};
 use crate::star::{Outcome, State};
@@ -35,6 +35,8 @@ pub(super) struct Batch {
     named: BTreeSet<String>,
     /// Whether no other clients will be named.
     is_last: bool,
+    /// Whether the root has said that the round can do without clients that are away for longer than the grace.
+    has_enough: bool,
     /// What happened to updates in this batch.
     arrivals: Vec<Arrival>,
     /// Whether the batch is over, and its updates were exported.
@@ -127,11 +129,29 @@ impl Round {
         self.plan.number == number && self.plan.selection == Selection::Named { batch }
     }
 
-    /// Names clients whose updates are folded. `is_last`: no other clients will be named in this batch.
-    pub(crate) fn admit(&mut self, clients: &[String], is_last: bool) {
+    /// Takes the root's word on which updates are folded, and on which clients the batch waits for. A later request
+    /// may arrive before an earlier one, so nothing is taken back.
+    pub(crate) fn admit(&mut self, admit: &Admit) {
         if !self.batch.is_exported {
-            self.batch.named.extend(clients.iter().cloned());
-            self.batch.is_last |= is_last;
+            self.batch.named.extend(admit.clients.iter().cloned());
+            self.batch.is_last |= admit.last;
+            self.batch.has_enough |= admit.enough;
+        }
+    }
+
+    /// Ends the batch with the updates that were named so far.
+    pub(crate) fn end_selection(&mut self) {
+        self.batch.is_last |= !self.batch.is_exported;
+    }
+
+    /// Whether the round has enough updates. At a node of a tree only the root knows.
+    pub(super) fn has_enough(&self) -> bool {
+        match self.plan.selection {
+            Selection::First => {
+                let updates = self.tally.of(&[State::Whole, State::Partial, State::Staged]);
+                updates >= self.plan.enough.max(1) as usize
+            }
+            Selection::Named { .. } => self.batch.has_enough,
         }
     }
 

@@ -17,7 +17,7 @@ impl Server {
     pub fn admit(&mut self, now: Time, admit: &Admit) -> Option<Vec<Arrival>> {
         let at = (admit.round, admit.batch);
         if let Some(round) = self.round.as_mut().filter(|round| round.is_at(at.0, at.1)) {
-            round.admit(&admit.clients, admit.last);
+            round.admit(admit);
             self.advance(now);
         }
         if self.last_batch == at {
@@ -32,7 +32,7 @@ impl Server {
     pub fn end_selection(&mut self, now: Time) {
         if self.is_selected_elsewhere() {
             if let Some(round) = &mut self.round {
-                round.admit(&[], true);
+                round.end_selection();
             }
             self.advance(now);
         }

@@ -10,6 +10,9 @@ use thalweg_wire::tree::{Admit, Arrival};
 use super::nodes::{bit, weight, Happens, Mask, Nodes, BYTES};
 use crate::common::SECOND;
 
+/// How long a node waits for clients that are away, until the root has enough updates.
+pub const OUTAGE: Time = Time::from_secs(100);
+
 /// What a node has of a round.
 #[derive(Default)]
 pub struct Batch {
@@ -29,6 +32,8 @@ pub struct Batch {
     folded: BTreeSet<String>,
     refused: BTreeSet<String>,
     is_last: bool,
+    /// Whether the root has enough updates, or clients have been away for too long.
+    is_done_waiting: bool,
     is_over: bool,
 }
 
@@ -69,6 +74,9 @@ impl Nodes {
                 self.at(at, index, Happens::Arrives { round, client });
             }
         }
+        if !batch.silent.is_empty() {
+            self.at(now + OUTAGE, index, Happens::OutageEnds { at: batch.at });
+        }
         self.processes[index].batch = Some(batch);
         self.settle_batch(index);
     }
@@ -84,6 +92,13 @@ impl Nodes {
         self.settle_batch(index);
     }
 
+    pub(super) fn outage_ends(&mut self, index: usize, at: (u32, u32)) {
+        if let Some(batch) = self.processes[index].batch.as_mut().filter(|batch| batch.at == at) {
+            batch.is_done_waiting = true;
+        }
+        self.settle_batch(index);
+    }
+
     /// Folds what is admitted, answers the root, and ends the batch if that is due.
     pub(super) fn settle_batch(&mut self, index: usize) {
         let requests = std::mem::take(&mut self.processes[index].early);
@@ -95,6 +110,7 @@ impl Nodes {
             if !batch.is_over {
                 batch.admitted.extend(admit.clients.iter().cloned());
                 batch.is_last |= admit.last;
+                batch.is_done_waiting |= admit.enough;
             }
         }
         for client in std::mem::take(&mut batch.waiting) {
@@ -108,7 +124,8 @@ impl Nodes {
                 batch.folded.insert(client);
             }
         }
-        let is_done = batch.training.is_empty() && batch.waiting.is_empty();
+        let is_waiting = !batch.silent.is_empty() && !batch.is_done_waiting;
+        let is_done = batch.training.is_empty() && batch.waiting.is_empty() && !is_waiting;
         let ends = !batch.is_over && (batch.is_last || is_done);
         batch.is_over |= ends;
         for (task, admit) in requests {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use thalweg_proto::{Draw, TopKind, TreePlan};
 
+use super::batches::OUTAGE;
 use super::world::{check, plan, End, Fault, TreeWorld, Updates};
 use crate::common::network::{Path, Rng};
 use crate::common::{MS, SECOND};
@@ -127,6 +128,47 @@ fn one_fault_at_any_message_of_any_node_leaves_exactly_the_goal() {
                 }
             }
         }
+    }
+}
+
+/// Runs a round whose clients may stay away. Returns its end, how many clients deliver, and whether it has waited for
+/// the end of the outage.
+fn with_clients_away(seed: u64, plan: TreePlan) -> (End, usize, bool) {
+    let mut world = tree(seed);
+    world.below.absent = 0.4;
+    let began = world.tasks.now;
+    let end = world.run(plan);
+    (end, CLIENTS as usize - world.below.failing.len(), world.tasks.now >= began + OUTAGE)
+}
+
+#[test]
+fn a_round_waits_for_the_end_of_an_outage_only_while_it_has_too_few_updates() {
+    let (mut failed, mut short) = (0, 0);
+    for seed in 0..400 {
+        let enough = 1 + (seed % 6) as u32;
+        let plan = TreePlan { enough, ..with_goal(1, 6, None, seed) };
+        let (end, come, has_waited) = with_clients_away(seed, plan);
+        match end {
+            End::Over { counting, .. } => {
+                assert_eq!(counting.len(), come.min(6), "seed {seed}");
+                assert!(counting.len() >= enough as usize && !has_waited, "seed {seed}");
+                short += usize::from(come < 6);
+            }
+            End::Failed(why) => {
+                assert!(come < enough as usize && has_waited, "seed {seed}: {why}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 20 && short > 20, "rounds fail, and end with fewer than the goal: {failed}, {short}");
+}
+
+#[test]
+fn a_round_draws_others_instead_of_waiting_for_the_end_of_an_outage() {
+    for seed in 0..200 {
+        let plan = TreePlan { enough: 3, ..with_goal(1, 3, Some(4), seed) };
+        let (end, _, has_waited) = with_clients_away(seed, plan);
+        assert!(!has_waited, "seed {seed}: {end:?}");
     }
 }
 

@@ -78,6 +78,10 @@ pub(super) enum Happens {
         round: u32,
         client: String,
     },
+    /// Clients that take part in a batch of a round have been away for too long.
+    OutageEnds {
+        at: (u32, u32),
+    },
     Peer {
         from: usize,
         instance: u64,
@@ -369,6 +373,7 @@ impl Nodes {
             Happens::Root { task, request, model } => self.requested(now, index, task, request, model),
             Happens::RoundOver { task, round, only } => self.round_over(index, task, round, only.as_ref()),
             Happens::Arrives { round, client } => self.client_arrives(index, round, client),
+            Happens::OutageEnds { at } => self.outage_ends(index, at),
             Happens::Peer { from, instance, ask, request, content } => {
                 let bytes = match &request {
                     PeerRequest::Mean { part, .. } => content.map(|_| part.1 - part.0),
