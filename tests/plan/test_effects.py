@@ -376,7 +376,7 @@ def test_the_error_names_what_gives_a_key_an_effect() -> None:
     ("said", "why"),
     [
         ({"job.goal": 9}, "a round cannot end with 9 updates"),
-        ({"job.goal": 1, "job.enough": 2}, "a round cannot end with 1 updates: it needs 2"),
+        ({"job.goal": 1, "job.enough": 2}, "a round cannot end with 1 updates: it needs at least 2"),
         ({"aggregation.stale": 1, "aggregation.partial": "keep"}, "a part of a late update already counts"),
         ({"aggregation.stale": 1, "algorithm.name": "fedadam"}, "the model with which the round began"),
     ],

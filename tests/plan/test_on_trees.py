@@ -77,6 +77,10 @@ def test_their_network_and_stress_can_be_emulated() -> None:
             {"tree": {"top": "first-finished"}, "job": {"clients": 4, "choose": 2}},
             "only a dedicated top has all sums at once",
         ),
+        (
+            {"tree": {"top": "sharded"}, "job": {"clients": 4, "goal": 2}},
+            "job.goal has other updates take the place of those",
+        ),
         ({"transport": {"url": "memory"}}, "memory only the server can listen"),
         ({"transport": {"url": "mqtt"}}, "mqtt only the server can listen"),
     ],

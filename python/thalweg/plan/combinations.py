@@ -335,7 +335,8 @@ def _round(plan: Plan) -> None:
         )
     if job.goal is not None and not (job.enough or 1) <= job.goal <= plan.participants:
         raise PlanError(
-            f"a round cannot end with {job.goal} updates: it needs {job.enough or 1} of {plan.participants} clients",
+            f"a round cannot end with {job.goal} updates: it needs at least {job.enough or 1}, and at most "
+            f"{plan.participants} can come",
             f"Make job.goal at least job.enough and at most job.{'clients' if job.choose is None else 'choose'}",
         )
 

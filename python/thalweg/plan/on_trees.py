@@ -110,10 +110,13 @@ def _nodes(plan: Plan) -> None:
             "Remove repair.spread, or take tree.top = 'first-finished'",
         )
     if (plan.tree or TreeSection()).top != "dedicated":
-        for key, what in (("choose", "draws clients anew"), ("goal", "has other updates counted")):
+        for key, what in (
+            ("choose", "draws clients anew until enough updates count"),
+            ("goal", "has other updates take the place of those that a lost node had"),
+        ):
             if getattr(plan.job, key) is not None:
                 raise PlanError(
-                    f"job.{key} {what} until enough updates count, and only a dedicated top has all sums at once",
+                    f"job.{key} {what}, and only a dedicated top has all sums at once",
                     f"Take tree.top = 'dedicated' (--top dedicated), or remove job.{key}",
                 )
     scheme = plan.transport.url.partition("://")[0]
