@@ -1,7 +1,8 @@
 """Measures whether dropout costs accuracy: in each round 95 of 100 clients vanish, and the mean has the other five.
 
-Beside it the same clients train without dropout, with as many updates: the server draws five of 100 in each round. The
-third arm computes the first without thalweg, from the same survivors. The model is that of the sweeps with fewer units
+The clients train in thalweg's own rounds, or are nodes of a Flower app that runs by ``thalweg flower``. Beside it the
+same clients train without dropout, with as many updates: the server draws five of 100 in each round. The last arm
+computes the first without thalweg, from the same survivors. The model is that of the sweeps with fewer units
 (``app/edge_app/learning.py``); each client has 15 images. A client vanishes when its process kills itself in training;
 all that have vanished are started again before the next round. There is no emulated network, because accuracy does not
 depend on time.
@@ -12,13 +13,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +30,8 @@ import numpy as np
 
 import thalweg
 from experiments import measured as origins
-from experiments.edge.bench import APP
-from thalweg import machine
+from experiments.edge.bench import APP, BIN, PORT
+from thalweg import cli, machine
 
 CLIENTS: Final = 100
 SURVIVORS: Final = 5
@@ -38,26 +40,31 @@ ROUNDS: Final = 20
 HIDDEN: Final = 512
 RATE: Final = 10.0
 NAMES: Final = [f"client-{number}" for number in range(1, CLIENTS + 1)]
-VANISH, DRAWN, PLAIN = ARMS = ("95 vanish", "5 drawn", "95 vanish, without thalweg")
+VANISH, FLOWER, DRAWN, PLAIN = ARMS = (
+    "95 vanish",
+    "95 vanish, Flower app",
+    "5 drawn",
+    "95 vanish, without thalweg",
+)
 # Seconds that a lost client may take to come back. Those that have vanished start again only after the round.
 GRACE: Final = 0.5
 # Seconds in which all clients must have joined.
 JOIN: Final = 300.0
+# Seconds between two looks at the rounds of a Flower app.
+POLL: Final = 0.1
 
 
 def survivors(seed: int, number: int) -> set[str]:
     """Return the clients that do not vanish in a round."""
-    return set(random.Random(1000 * seed + number).sample(NAMES, SURVIVORS))
+    return {NAMES[index] for index in learning().survivors(seed, number, CLIENTS, SURVIVORS)}
 
 
 @cache
 def learning() -> ModuleType:
     """Return the sweeps' model and training, with this file's size and learning rate."""
-    os.environ["EDGE_HIDDEN"] = str(HIDDEN)
+    os.environ.update(EDGE_HIDDEN=str(HIDDEN), EDGE_RATE=str(RATE))
     sys.path.insert(0, str(APP))
-    module = importlib.import_module("edge_app.learning")
-    vars(module)["RATE"] = RATE
-    return module
+    return importlib.import_module("edge_app.learning")
 
 
 class Vanishing:
@@ -94,21 +101,42 @@ def serve_forks(url: str, arm: str, seed: int) -> None:
     """Fork a client for each name on standard input. This process has one thread, so a fork copies all of it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets clients that have ended
     learning().digits()  # imports what reads the images once, and not in each client
+    if arm == FLOWER:
+        importlib.import_module("thalweg.flower.run")
+        importlib.import_module("edge_app.client_app")
+    if threading.active_count() > 1:
+        raise RuntimeError("a fork would lack this process's other threads")
     for line in sys.stdin:
         if os.fork() == 0:
             name = line.strip()
-            thalweg.Client(Vanishing(arm, seed, name), url, name=name, timeout=JOIN).run()
+            if arm == FLOWER:
+                serve_node(url, name)
+            else:
+                thalweg.Client(Vanishing(arm, seed, name), url, name=name, timeout=JOIN).run()
             os._exit(0)
+
+
+def serve_node(url: str, name: str) -> None:
+    """Be a node of the Flower app, as ``thalweg flower client`` is."""
+    place = f"partition-id={NAMES.index(name)} num-partitions={CLIENTS}"
+    sys.argv = ["thalweg", "flower", "client", str(APP), url, "--name", name, "--node-config", place]
+    sys.argv += ["--timeout", str(JOIN)]
+    cli.main()
 
 
 @contextmanager
 def crowd(url: str, arm: str, seed: int) -> Iterator[IO[str]]:
-    """Yield a stream: each name that is written to it starts a client. All clients end with the server."""
+    """Yield a stream: each name that is written to it starts a client. Clients that are left end with the block."""
     code = f"from experiments.edge.vanishing import serve_forks; serve_forks({url!r}, {arm!r}, {seed})"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         if process.stdin is None:
             raise RuntimeError("a pipe was asked for")
-        yield process.stdin
+        try:
+            yield process.stdin
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def over_thalweg(arm: str, seed: int, rounds: int) -> tuple[list[float], int]:
@@ -131,6 +159,41 @@ def over_thalweg(arm: str, seed: int, rounds: int) -> tuple[list[float], int]:
     return accuracies, updates
 
 
+def over_flower(seed: int, rounds: int) -> tuple[list[float], int]:
+    """Return what ``over_thalweg`` returns, of a Flower app with Flower's FedAvg, by ``thalweg flower server``."""
+    learning()  # sets the variables for the server too
+    url = f"tcp://127.0.0.1:{PORT}"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        output, result = folder / "rounds.jsonl", folder / "result.json"
+        config = f'num-server-rounds={rounds} clients={CLIENTS} least={CLIENTS} output="{output}"'
+        # Without `least-trained`, FedAvg asks as many nodes as are there when a round begins: the five that stayed.
+        config += f" least-trained={CLIENTS} survivors={SURVIVORS} seed={seed}"
+        command = [str(BIN / "thalweg"), "flower", "server", str(APP), "--listen", url, "--run-config", config]
+        command += ["--clients", str(CLIENTS), "--grace", str(GRACE), "--record", str(folder), "--json"]
+        file = stack.enter_context(result.open("w"))
+        server = stack.enter_context(subprocess.Popen(command, stdout=file))
+        start = stack.enter_context(crowd(url, FLOWER, seed))
+        missing: Collection[str] = NAMES
+        for number in range(rounds + 1):  # round 0 is the accuracy of the first model
+            start.writelines(f"{name}\n" for name in missing)
+            start.flush()
+            while len(lines := _lines(output)) <= number:
+                if server.poll() is not None:
+                    raise RuntimeError(f"the server ended in round {number}")
+                time.sleep(POLL)
+            print(f"{FLOWER}, seed {seed}, round {number}: {lines[number]['accuracy']:.4f}", flush=True)
+            missing = sorted(set(NAMES) - survivors(seed, number)) if 0 < number < rounds else ()
+        server.wait()
+        done = json.loads(result.read_text())
+    accuracies = [round(float(line["accuracy"]), 4) for line in lines[1:]]
+    return accuracies, sum(row["replies"] for row in done["rounds"])
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def plain(seed: int, rounds: int) -> tuple[list[float], int]:
     """Return what ``over_thalweg`` returns of the first arm, computed in this process without thalweg."""
     server = Vanishing(PLAIN, seed)
@@ -151,7 +214,12 @@ def plain(seed: int, rounds: int) -> tuple[list[float], int]:
 def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
     """Train one arm; return its row."""
     began, load = time.time(), os.getloadavg()[0]
-    accuracies, updates = plain(seed, rounds) if arm == PLAIN else over_thalweg(arm, seed, rounds)
+    if arm == PLAIN:
+        accuracies, updates = plain(seed, rounds)
+    elif arm == FLOWER:
+        accuracies, updates = over_flower(seed, rounds)
+    else:
+        accuracies, updates = over_thalweg(arm, seed, rounds)
     return {
         "arm": arm,
         "seed": seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -20,7 +21,8 @@ PIXELS, HIDDEN, CLASSES = 64, int(os.environ.get("EDGE_HIDDEN", "3500")), 10
 # Images that clients train on. The others are for the evaluation.
 TRAINED = 1500
 STEPS = 6
-RATE = 50.0
+# EDGE_RATE sets the learning rate.
+RATE = float(os.environ.get("EDGE_RATE", "50"))
 
 
 def new_model() -> Model:
@@ -51,6 +53,11 @@ def test_part() -> Data:
     """Return the images that no client trains on."""
     images, labels = digits()
     return images[TRAINED:], labels[TRAINED:]
+
+
+def survivors(seed: int, number: int, clients: int, left: int) -> set[int]:
+    """Return the indices of the ``left`` clients that do not vanish in a round."""
+    return set(random.Random(1000 * seed + number).sample(range(clients), left))
 
 
 def train(model: Model, data: Data) -> int:

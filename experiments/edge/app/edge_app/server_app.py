@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=float(config["fraction"]),
         fraction_evaluate=0.0,
-        min_train_nodes=1,
+        min_train_nodes=int(config["least-trained"]),
         min_evaluate_nodes=1,
         min_available_nodes=int(config.get("least", clients)),
     )
