@@ -84,7 +84,7 @@ pub fn tree_requests() -> [Request; 8] {
     [
         Request::Wait { seconds: 0.0 },
         Request::Round { round: 1, config, kept: false, only: None, batch: None },
-        Request::Admit(Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0 }),
+        Request::Admit(Admit { round: 1, batch: 1, clients: Vec::new(), last: true, seen: 0, enough: true }),
         Request::BecomeTop { claim },
         Request::SendSums { to: String::new() },
         Request::ComputeMean,
