@@ -117,18 +117,17 @@ pub struct Admit {
     pub batch: u32,
     /// The clients whose updates are folded, beside those of earlier requests.
     pub clients: Vec<String>,
-    /// Whether no other clients will be named. Then `clients` has all of the batch, and the batch ends once their
-    /// updates are folded.
+    /// Whether this request closes the batch: `clients` then names all of it, and it ends when their updates are folded.
     pub last: bool,
     /// How many of the batch's arrivals the root knows.
     pub seen: usize,
-    /// Whether the round can do without clients that are away for longer than the grace. If not, the node waits for
-    /// them for the longest outage.
+    /// Whether the node waits only for the grace for clients that are away: the round has enough updates, or draws others
+    /// in their place. If not, it waits for them as long as the longest outage.
     pub enough: bool,
 }
 
-/// News of an update, in a round whose root says which updates are folded: the client, and whether its update has
-/// arrived whole. If not, it had arrived, but cannot be folded.
+/// News of an update, in a round whose root says which updates are folded: the client, and whether its update can be
+/// folded (with stand-ins for missing bytes, if the job has these). If not, it was refused after it had arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival(pub String, pub bool);
 
@@ -162,7 +161,7 @@ pub enum Answer {
     State(State),
     /// To [`Request::Round`].
     Round(RoundAnswer),
-    /// To [`Request::Admit`]: the batch's arrivals that the root does not know. None: the batch is over.
+    /// To [`Request::Admit`]: the batch's arrivals that the root does not know. An empty list: the batch is over.
     Arrived(Vec<Arrival>),
     /// To [`Request::BecomeTop`] and [`Request::ReceiveSums`]: done, or refused for a reason.
     Refusable(Option<String>),

@@ -39,8 +39,8 @@ pub struct RoundPlan {
     pub choice: Choice,
     /// Minimum number of updates for a mean, whole or with stand-ins.
     pub enough: u32,
-    /// The round ends at once when it has this many updates, even if others may still arrive. It counts no more
-    /// than these, if it is less than `expected`.
+    /// The round ends at once when it has this many updates, even if others may still arrive. If this is less than
+    /// `expected`, no further update counts.
     pub goal: u32,
     /// Which of the updates that arrive are folded.
     pub selection: Selection,
@@ -627,12 +627,11 @@ impl Round {
         use State::{Partial, Staged, Whole};
         let tally = &self.tally;
         let whole = tally.of(&[Whole, Partial]) - self.exported();
-        // Wait for updates that are being folded. Without a goal they count even if the round already has all the
-        // updates that it wants.
+        // Wait for updates that are being folded. They all count: with a goal, no more than the goal were selected.
         if self.is_exported() || tally.of(&[Staged]) > self.waiting.len() {
             return None;
         }
-        if self.plan.selection != Selection::First {
+        if self.is_selected_elsewhere() {
             return self.batch_ending(now, whole, self.may_get_more(now, absent_since, busy));
         }
         if whole >= self.wanted() {
@@ -707,8 +706,12 @@ impl Round {
 
     fn outcome_of(&self, parts: Vec<Participant>, now: Time, ending: &Ending) -> Outcome {
         let (keep, total, started) = (self.partial == Partial::Keep, self.total, self.started);
+        let unselected = match self.is_selection_over() {
+            true => "arrived after the updates with which the round reached its goal",
+            false => "arrived, but the round ended before it was selected",
+        };
         let parts: Vec<Participant> =
-            parts.into_iter().map(|part| close(part, keep, total, started)).collect();
+            parts.into_iter().map(|part| close(part, keep, total, started, unselected)).collect();
         let transfers: Vec<TransferReport> =
             parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
         let transfers: Vec<TransferReport> =
@@ -737,7 +740,8 @@ fn reason_of(part: &Participant) -> Option<String> {
     part.reason.as_ref().map(|reason| format!("{} {reason}", part.client))
 }
 
-fn close(mut part: Participant, keep: bool, total: u64, started: Time) -> Participant {
+/// Closes a client's part of a round. `unselected`: why its update does not count if it is staged.
+fn close(mut part: Participant, keep: bool, total: u64, started: Time, unselected: &str) -> Participant {
     let reassembly = part.incoming.reassembly();
     part.up.bytes = reassembly.bytes();
     // Bytes of a late update may have arrived before the round began. Do not count that time.
@@ -759,7 +763,7 @@ fn close(mut part: Participant, keep: bool, total: u64, started: Time) -> Partic
     }
     let ended = matches!(part.state, State::Rejected | State::Lost);
     if part.state == State::Staged {
-        part.reason = Some("arrived after the updates with which the round reached its goal".into());
+        part.reason = Some(unselected.into());
     } else if !ended {
         part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
     }

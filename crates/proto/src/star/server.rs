@@ -182,8 +182,8 @@ pub struct Server {
     late: BTreeMap<u32, Participant>,
     /// Those of their updates that are staged and whole.
     late_staged: Vec<Deferred>,
-    /// The last batch that is over: the round's number, and the batch's.
-    last_batch: (u32, u32),
+    /// The latest batch that is over: the round's number, and the batch's.
+    ended_batch: (u32, u32),
     /// With [`Fanout::Sequential`](crate::Fanout): the link on which the model is being sent.
     turn: Option<LinkId>,
     /// The links that wait for their turn, each with the ranges to send.
@@ -220,7 +220,7 @@ impl Server {
             round: None,
             late: BTreeMap::new(),
             late_staged: Vec::new(),
-            last_batch: (0, 0),
+            ended_batch: (0, 0),
             turn: None,
             turns: VecDeque::new(),
             rates,
@@ -298,7 +298,10 @@ impl Server {
         self.absent_since.get_or_insert(now);
         let total = self.config.layout.bytes();
         match self.round.as_mut().filter(|round| round.is_continued_by(&plan)) {
-            Some(round) => round.resume(now, plan),
+            Some(round) => {
+                round.resume(now, plan);
+                self.roster.want(RoundAction::Arrived); // it lists the updates that wait
+            }
             None => {
                 self.drop_exported();
                 let credits = match self.config.partial {

@@ -1,7 +1,6 @@
-//! Admits updates: says which updates the nodes fold, in a round in which more clients take part than it counts
-//! updates.
+//! Admits updates: says which updates the nodes fold, in a round in which more clients take part than updates count.
 //!
-//! A node tells the root of each update that has arrived whole, and folds it only after the root has admitted it.
+//! A node tells the root of each update that can be folded, and folds it only after the root has admitted it.
 //! The root admits updates in the order in which it learns of them, until as many as the goal are admitted. Then it
 //! ends the batch at all nodes. If a node is lost before that, the updates that wait at other nodes take the place of
 //! its admitted ones. If it is lost later, the next batch begins with them: nodes keep the updates that they have not
@@ -24,7 +23,7 @@ struct AtNode {
     admitted: BTreeSet<String>,
     /// Requests to the node that are not answered.
     requests: u32,
-    /// Whether the node was told that the round can do without clients that are away for longer than the grace.
+    /// Whether the node was told to wait only for the grace for clients that are away.
     knows_enough: bool,
     /// Whether the node has said that its batch is over.
     is_over: bool,
@@ -35,23 +34,30 @@ struct AtNode {
 pub(super) struct Admitting {
     /// The number of the batch.
     batch: u32,
-    /// The first part of the batch.
+    /// The index of the batch's first part.
     first: usize,
-    /// By part.
+    /// By the index of the part.
     nodes: BTreeMap<usize, AtNode>,
-    /// Whole updates that are not admitted, in the order in which the root learned of them: part and client.
+    /// Updates that are not admitted, in the order in which the root learned of them: the part's index, and the client.
     waiting: VecDeque<(usize, String)>,
     /// Whether no other update of this batch will be admitted.
-    is_last: bool,
+    is_closed: bool,
+    /// Nodes that have refused to tell of arrivals. They get no further batch in this round.
+    refusing: BTreeSet<String>,
 }
 
 impl Admitting {
     /// Begins a batch. Returns its number.
     pub fn next_batch(&mut self) -> u32 {
         self.batch += 1;
-        self.is_last = false;
+        self.is_closed = false;
         self.waiting.clear();
         self.batch
+    }
+
+    /// Whether a node has refused to tell of arrivals.
+    pub fn is_refusing(&self, node: &str) -> bool {
+        self.refusing.contains(node)
     }
 
     /// Whether the root has admitted a client's update at its node.
@@ -100,11 +106,18 @@ impl TreeRound {
         let Some(known) = admitting.nodes.get_mut(&at) else { return };
         known.requests -= 1;
         known.is_over |= arrivals.is_empty();
+        let clients = &self.parts[at].clients;
         // Two requests may be answered with the same arrivals.
-        for Arrival(client, is_whole) in arrivals.into_iter().skip(known.seen.saturating_sub(admit.seen)) {
+        for Arrival(client, can_fold) in arrivals.into_iter().skip(known.seen.saturating_sub(admit.seen)) {
             known.seen += 1;
-            if !is_whole {
+            // An update arrives once, and may then turn out to be one that cannot be folded.
+            if known.seen > 2 * clients.len() || !clients.contains(&client) {
+                let why = format!("its node {node} tells of clients without being asked, or too often");
+                return self.drop_refusing(at, why);
+            }
+            if !can_fold {
                 known.admitted.remove(&client);
+                admitting.waiting.retain(|waiting| *waiting != (at, client.clone()));
             } else if known.awaited.remove(&client) {
                 admitting.waiting.push_back((at, client));
             }
@@ -120,11 +133,26 @@ impl TreeRound {
             known.is_over = true;
         }
         if self.parts[at].stage == Stage::Asked && !self.is_lost(node) {
-            self.drop_part(at, format!("its node {node} does not say which updates have arrived: {reason}"));
+            self.drop_refusing(
+                at,
+                format!("its node {node} does not say which updates have arrived: {reason}"),
+            );
         }
     }
 
-    /// How many updates are admitted, or count.
+    /// Drops the part of a node that does not do what the root asks for. It is not waited for, and gets no further batch.
+    fn drop_refusing(&mut self, at: usize, why: String) {
+        let (node, ask) = (self.parts[at].node.clone(), self.parts[at].ask);
+        self.drop_part(at, why);
+        if let Some(ask) = ask {
+            self.take_turn(ask, &node);
+        }
+        if let Some(admitting) = &mut self.admitting {
+            admitting.refusing.insert(node);
+        }
+    }
+
+    /// How many of the goal's updates are admitted already, or count.
     fn taken(&self) -> usize {
         let Some(admitting) = &self.admitting else { return 0 };
         let taken = |(at, part): (usize, &Part)| match part.stage {
@@ -135,10 +163,10 @@ impl TreeRound {
         self.parts.iter().enumerate().map(taken).sum()
     }
 
-    /// Whether nodes do not wait for clients that are away for longer than the grace: the round has enough updates, or
-    /// other clients can be drawn in their place.
+    /// Whether nodes wait only for the grace for clients that are away: the round has enough updates, or other clients can
+    /// be drawn in their place.
     fn has_enough(&self) -> bool {
-        let draws_others = self.drawing.as_ref().is_some_and(Drawing::is_of_some);
+        let draws_others = self.drawing.as_ref().is_some_and(Drawing::draws_clients);
         draws_others || self.taken() >= self.plan.enough.max(1) as usize
     }
 
@@ -147,7 +175,9 @@ impl TreeRound {
     pub(super) fn admit(&mut self, answered: Option<usize>) {
         let goal = self.drawing.as_ref().map_or(0, |drawing| drawing.goal());
         let mut room = goal.saturating_sub(self.taken());
-        let Some(admitting) = self.admitting.as_mut().filter(|admitting| !admitting.is_last) else { return };
+        let Some(admitting) = self.admitting.as_mut().filter(|admitting| !admitting.is_closed) else {
+            return;
+        };
         let is_asked = |parts: &[Part], at: usize| parts[at].stage == Stage::Asked;
         admitting.waiting.retain(|(at, _)| is_asked(&self.parts, *at));
         let mut fresh: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -190,7 +220,7 @@ impl TreeRound {
     /// Tells all nodes that run their rounds that no other updates of this batch will be folded.
     fn end_admitting(&mut self) {
         let Some(admitting) = &mut self.admitting else { return };
-        admitting.is_last = true;
+        admitting.is_closed = true;
         let admitted =
             |at: &usize| admitting.nodes.get(at).map(|node| node.admitted.iter().cloned().collect());
         let parts: Vec<usize> = admitting.nodes.keys().copied().collect();
@@ -201,15 +231,19 @@ impl TreeRound {
         }
     }
 
-    /// The clients that may still deliver after a batch that the root has ended, by node. They leave their parts.
+    /// The clients that may still deliver in a further batch, by node. They leave their parts.
+    ///
+    /// These are the clients of nodes whose batch the root has ended. A node that has ended its batch by itself waited for
+    /// its clients as long as it had to, unless it was told that the round had enough updates, and some were lost since.
     pub(super) fn take_going_on(&mut self) -> BTreeMap<String, Vec<String>> {
         let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let Some(admitting) = self.admitting.as_ref().filter(|admitting| admitting.is_last) else {
-            return all;
-        };
-        for part in &mut self.parts[admitting.first..] {
+        let has_enough = self.has_enough();
+        let Some(admitting) = &self.admitting else { return all };
+        for (at, part) in self.parts.iter_mut().enumerate().skip(admitting.first) {
+            let knew_enough = admitting.nodes.get(&at).is_some_and(|node| node.knows_enough);
+            let may_go_on = admitting.is_closed || knew_enough && !has_enough;
             let lost = self.nodes.iter().any(|known| known.name == part.node && known.loss.is_some());
-            if lost || !matches!(part.stage, Stage::Counts | Stage::Empty(_)) {
+            if lost || !may_go_on || !matches!(part.stage, Stage::Counts | Stage::Empty(_)) {
                 continue;
             }
             let mut going_on = std::mem::take(&mut part.going_on);

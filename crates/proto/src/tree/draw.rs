@@ -1,11 +1,11 @@
 //! Draws the clients that take part in a round, so that it counts exactly the wanted updates.
 //!
-//! First it draws as many as its goal, then as many as the updates that are still missing. The nodes run one
-//! round for each batch of drawn clients, and the next batch is drawn only after the top has the sums of the
-//! batch before. So a round never counts too many updates, and asks each client at most once.
+//! If as many clients take part as updates count, it first draws so many clients, and then as many as the updates that
+//! are still missing. The nodes run one round for each batch of drawn clients, and the next batch is drawn only after the
+//! top has the sums of the batch before. So a round never counts too many updates, and no client trains twice.
 //!
-//! A draw may be of more clients than its goal. Then the root says which of their updates count (`admitting`), and
-//! clients that have not delivered go on in the next batch.
+//! If more clients take part, the root says which of their updates count (`admitting`), and clients that have not
+//! delivered go on in the next batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::Time;
 /// How long a node waits for clients that are away before it says which are there.
 const LOOK: Time = Time::from_millis(200);
 
-/// How a round's clients are drawn.
+/// How many updates a round counts, and which clients take part.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Draw {
     /// How many updates the round counts.
@@ -36,7 +36,7 @@ pub struct Draw {
 
 impl Draw {
     /// Whether more clients take part than updates count.
-    pub(super) fn is_of_more(&self) -> bool {
+    pub(super) fn has_spare_clients(&self) -> bool {
         self.clients.is_none_or(|clients| clients > self.goal)
     }
 }
@@ -76,7 +76,7 @@ impl Drawing {
     }
 
     /// Whether only some of the clients take part.
-    pub fn is_of_some(&self) -> bool {
+    pub fn draws_clients(&self) -> bool {
         self.draw.clients.is_some()
     }
 }
@@ -180,6 +180,9 @@ impl TreeRound {
         let wanted = clients.map_or(usize::MAX, |clients| missing + clients.saturating_sub(goal) as usize);
         let mut lots = Vec::new();
         for node in self.nodes.iter().filter(|node| node.loss.is_none()) {
+            if self.admitting.as_ref().is_some_and(|admitting| admitting.is_refusing(&node.name)) {
+                continue;
+            }
             let connected: BTreeSet<&String> = node.connected.iter().collect();
             // If all take part, their nodes wait for those that are away.
             let is_there = |client: &&String| match clients {

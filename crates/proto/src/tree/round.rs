@@ -258,7 +258,7 @@ pub struct TreeRound {
     pub(super) parts: Vec<Part>,
     pub(super) top: Top,
     pub(super) drawing: Option<Drawing>,
-    /// Which updates count, if fewer count than clients take part.
+    /// Which updates count, if more clients take part than updates count.
     pub(super) admitting: Option<Admitting>,
     /// For each client whose update counts, the node that counts it.
     pub(super) counted: BTreeMap<String, String>,
@@ -278,7 +278,7 @@ impl TreeRound {
             TopKind::Sharded => Top::Sharded(Sharded::default()),
         };
         let drawing = plan.draw.map(|draw| Drawing::new(now, draw));
-        let admitting = plan.draw.filter(Draw::is_of_more).map(|_| Admitting::default());
+        let admitting = plan.draw.filter(Draw::has_spare_clients).map(|_| Admitting::default());
         let mut round = Self {
             plan,
             split,
@@ -439,7 +439,7 @@ impl TreeRound {
     }
 
     /// Notes that a node does not owe an answer any more; false if it did not owe one.
-    fn take_turn(&mut self, ask: u32, node: &str) -> bool {
+    pub(super) fn take_turn(&mut self, ask: u32, node: &str) -> bool {
         let Some(asked) = self.asks.get_mut(&ask) else { return false };
         let was_waiting = asked.waiting.remove(node);
         if asked.waiting.is_empty() {

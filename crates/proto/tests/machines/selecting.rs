@@ -224,7 +224,7 @@ fn a_batch_of_which_nothing_is_named_has_no_sums_and_one_that_is_given_up_ends()
     world.pass(100 * MS);
     admit(&mut world, (1, 1), &[], true, 0);
     let first = world.server.results[0].clone();
-    assert!(first.outcome.failure.is_some_and(|why| why.contains("reached its goal without it")));
+    assert!(first.outcome.failure.is_some_and(|why| why.contains("admitted no update")));
     world.start(batch(2, 1, CLIENTS));
     world.pass(5 * SECOND);
     let now = world.now;
@@ -293,6 +293,43 @@ fn a_batch_waits_for_the_end_of_an_outage_until_the_root_has_enough_updates() {
     assert_eq!(counting(&result), folded, "the outage takes too long");
 }
 
+#[test]
+fn the_root_learns_of_a_refused_update_and_of_those_kept_for_a_further_batch_without_asking_again() {
+    let clients = (0..CLIENTS).map(|index| Profile {
+        train: MS * (index as u32 + 1),
+        unfoldable_at: (index == 1).then_some(100),
+        ..profile(&name(index))
+    });
+    let mut world = World::joined(&setup(1), clients);
+    world.start(batch(1, 1, CLIENTS));
+    world.pass(5 * SECOND);
+    admit(&mut world, (1, 1), &[1], false, CLIENTS);
+    let before = world.server.arrivals;
+    world.pass(SECOND);
+    assert_eq!(world.server.arrivals, before + 1);
+    assert_eq!(admit(&mut world, (1, 1), &[], false, CLIENTS), Some(vec![Arrival(name(1), false)]));
+    admit(&mut world, (1, 1), &[0, 1], true, CLIENTS + 1);
+    world.finish_round(SECOND);
+    let before = world.server.arrivals;
+    world.start(batch(1, 2, 3));
+    assert!(world.server.arrivals > before, "updates wait since the first batch");
+    assert_eq!(admit(&mut world, (1, 1), &[0], false, 0), Some(Vec::new()), "the first batch is over");
+}
+
+#[test]
+fn the_deadline_is_the_rounds_and_no_batch_begins_it_anew() {
+    let mut world = node(1);
+    let until = |number, expected| RoundPlan { deadline: Some(10 * SECOND), ..batch(1, number, expected) };
+    world.start(until(1, CLIENTS));
+    world.pass(8 * SECOND);
+    admit(&mut world, (1, 1), &[0], true, CLIENTS);
+    world.finish_round(SECOND);
+    world.start(until(2, CLIENTS - 1));
+    let began = world.now;
+    world.finish_round(20 * SECOND);
+    assert!(world.now <= began + 3 * SECOND, "{:?} after {began:?}", world.now);
+}
+
 /// Batches with clients that break, hang, die and come back. The root names some of those that have arrived.
 fn whatever_happens(seed: u64) {
     let mut rng = Rng::new(seed ^ 0x5e1ec7);
@@ -322,11 +359,11 @@ fn whatever_happens(seed: u64) {
                 _ => {}
             }
             let is_last = named.len() >= goal;
-            for Arrival(client, is_whole) in
+            for Arrival(client, can_fold) in
                 admit(&mut world, (1, number), &named, is_last, seen).unwrap_or_default()
             {
                 seen += 1;
-                assert!(is_whole && !counted.contains(&client), "seed {seed}: {client} counts already");
+                assert!(can_fold && !counted.contains(&client), "seed {seed}: {client} counts already");
                 if named.len() < goal {
                     named.push(client.trim_start_matches('c').parse().expect("a number"));
                 }

@@ -83,7 +83,7 @@ pub(crate) trait Reducer: Send + Sync {
     /// Frees the sender's staged update.
     fn unstage(&self, sender: u32);
 
-    /// Frees the staged updates of all senders.
+    /// Frees staged updates that no `Unstage` names. Only workers have these.
     fn unstage_all(&self) {}
 
     /// Ends the round: writes the mean into the model that `into` gives, and drops the sums. Without `into`

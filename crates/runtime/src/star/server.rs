@@ -258,7 +258,7 @@ impl Server {
     }
 
     /// Names clients whose updates are folded in a batch of a round. Waits at most `limit` for arrivals that the root
-    /// does not know, and returns them; none if the batch is over. `None`: there are none yet.
+    /// does not know, and returns them; an empty list if the batch is over. `None`: no news yet.
     ///
     /// # Errors
     /// `closed` if the server is closed.

@@ -2,8 +2,8 @@
 //!
 //! An update that has arrived whole waits in the staging area until it is selected. A server that stands alone
 //! selects the first ones, as many as the round's goal. At a node of a tree, the root names the clients whose
-//! updates are folded. A round of the tree may then have several batches at a node. A batch ends when the root
-//! names no more clients: its updates are exported as sums. All other clients go on, and the node keeps their
+//! updates are folded. A round of the tree may then have several batches at a node. A batch ends when the root has
+//! closed it and the named updates are folded: its updates are exported as sums. All other clients go on, and the node keeps their
 //! updates. So if another node is lost with its sums, the root can still have these updates folded in a further
 //! batch.
 
@@ -34,8 +34,8 @@ pub(super) struct Batch {
     /// The clients whose updates are folded.
     named: BTreeSet<String>,
     /// Whether no other clients will be named.
-    is_last: bool,
-    /// Whether the root has said that the round can do without clients that are away for longer than the grace.
+    is_closed: bool,
+    /// Whether the root has said to wait only for the grace for clients that are away.
     has_enough: bool,
     /// What happened to updates in this batch.
     arrivals: Vec<Arrival>,
@@ -44,15 +44,20 @@ pub(super) struct Batch {
 }
 
 impl Round {
+    /// Whether another server selects the updates.
+    pub(crate) fn is_selected_elsewhere(&self) -> bool {
+        self.plan.selection != Selection::First
+    }
+
     /// Keeps a whole staged update until it is selected.
     pub(crate) fn wait_for_selection(&mut self, staged: Deferred) {
         self.note_arrival(staged.sender, true);
         self.waiting.push(staged);
     }
 
-    fn note_arrival(&mut self, sender: u32, is_whole: bool) {
+    fn note_arrival(&mut self, sender: u32, can_fold: bool) {
         if let Some(part) = self.parts.get(&sender) {
-            self.batch.arrivals.push(Arrival(part.client.clone(), is_whole));
+            self.batch.arrivals.push(Arrival(part.client.clone(), can_fold));
         }
     }
 
@@ -105,7 +110,7 @@ impl Round {
     pub(super) fn is_selection_over(&self) -> bool {
         match self.plan.selection {
             Selection::First => self.selected() >= self.limit(),
-            Selection::Named { .. } => self.batch.is_last,
+            Selection::Named { .. } => self.batch.is_closed,
         }
     }
 
@@ -119,7 +124,7 @@ impl Round {
         self.exported.len()
     }
 
-    /// Whether the last batch is over, and no further one has begun.
+    /// Whether the present batch is over: its updates were exported, and no further batch has begun.
     pub(crate) fn is_exported(&self) -> bool {
         self.batch.is_exported
     }
@@ -129,19 +134,19 @@ impl Round {
         self.plan.number == number && self.plan.selection == Selection::Named { batch }
     }
 
-    /// Takes the root's word on which updates are folded, and on which clients the batch waits for. A later request
-    /// may arrive before an earlier one, so nothing is taken back.
+    /// Applies a request of the root: the clients whose updates are folded, whether the batch is closed, and whether it
+    /// waits only for the grace. Requests may arrive out of order, so none takes anything back.
     pub(crate) fn admit(&mut self, admit: &Admit) {
         if !self.batch.is_exported {
             self.batch.named.extend(admit.clients.iter().cloned());
-            self.batch.is_last |= admit.last;
+            self.batch.is_closed |= admit.last;
             self.batch.has_enough |= admit.enough;
         }
     }
 
     /// Ends the batch with the updates that were named so far.
     pub(crate) fn end_selection(&mut self) {
-        self.batch.is_last |= !self.batch.is_exported;
+        self.batch.is_closed |= !self.batch.is_exported;
     }
 
     /// Whether the round has enough updates. At a node of a tree only the root knows.
@@ -162,13 +167,15 @@ impl Round {
 
     /// How a batch ends; `None` if it goes on. `whole`: the updates that it has folded.
     pub(super) fn batch_ending(&self, now: Time, whole: usize, may_get_more: bool) -> Option<Ending> {
-        if self.batch.is_last && whole == 0 {
+        if self.batch.is_closed && self.batch.named.is_empty() {
             let number = self.plan.number;
-            return Some(Ending::Failed(format!("round {number} has reached its goal without it")));
+            return Some(Ending::Failed(format!(
+                "the root admitted no update of this node in round {number}"
+            )));
         }
         // The root decides about updates that wait.
         let is_open = !self.waiting.is_empty() && !self.is_overdue(now) || may_get_more;
-        (self.batch.is_last || !is_open).then(|| self.settle(whole, self.is_overdue(now)))
+        (self.batch.is_closed || !is_open).then(|| self.settle(whole, self.is_overdue(now)))
     }
 
     /// Ends a batch: returns its outcome. Its updates are in the sums that are exported now. Clients that are receiving
@@ -200,7 +207,10 @@ impl Round {
     pub(crate) fn resume(&mut self, now: Time, plan: RoundPlan) {
         let settled = self.parts.values().filter(|part| part.is_settled()).count();
         let expected = plan.expected.saturating_add(u32::try_from(settled).unwrap_or(u32::MAX));
-        self.plan = RoundPlan { expected, goal: expected, ..plan };
+        // The deadline is the round's, and not the batch's.
+        let left = self.deadline().map(|at| at.saturating_sub(now));
+        let deadline = left.into_iter().chain(plan.deadline).min();
+        self.plan = RoundPlan { expected, goal: expected, deadline, ..plan };
         (self.started, self.batch) = (now, Batch::default());
         let waiting: Vec<u32> = self.waiting.iter().map(|staged| staged.sender).collect();
         waiting.into_iter().for_each(|sender| self.note_arrival(sender, true));
@@ -209,7 +219,8 @@ impl Round {
     /// Takes over a staged update of the round before, which has not been folded.
     pub(crate) fn adopt_staged(&mut self, staged: Deferred) {
         if let Some(weight) = self.parts.get(&staged.sender).map(Participant::counted_weight) {
-            self.wait_for_selection(Deferred { weight, ..staged });
+            let since = staged.since.max(self.started);
+            self.wait_for_selection(Deferred { weight, since, ..staged });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Which of the connected clients take part in a round.
 
-use super::{Duty, Selection, Server, State};
+use super::{Duty, Server, State};
 use crate::star::choice::lot;
 use crate::star::order::by_name;
 use crate::star::round::Participant;
@@ -12,9 +12,8 @@ impl Server {
     pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
         let Some(round) = &self.round else { return Vec::new() };
         let number = round.plan.number;
-        // In a further batch, a client that came back without its model after the last one begins anew.
-        let is_back =
-            |part: &Participant| round.plan.selection != Selection::First && part.state == State::Lost;
+        // If another server selects the updates, a client that came back without its model begins anew.
+        let is_back = |part: &Participant| round.is_selected_elsewhere() && part.state == State::Lost;
         let ready = |sender: &u32| round.part(*sender).is_none_or(is_back);
         let members = self.roster.members().iter();
         let members = members.filter(|(s, m)| m.link.is_some() && m.own.duty == Duty::Idle && ready(s));

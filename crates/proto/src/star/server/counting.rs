@@ -10,7 +10,7 @@ use thalweg_wire::{ChunkHeader, Range, Ranges};
 
 use super::{Answer, Duty, LinkId, Server};
 use crate::star::round::Participant;
-use crate::{Partial, State, Time};
+use crate::{Partial, RoundAction, State, Time};
 
 impl Server {
     /// Reports that a client's whole staged update was folded. `Err` says why none of it was.
@@ -64,6 +64,9 @@ impl Server {
         self.drop_staging_of(sender);
         if let Some(current) = &mut self.round {
             current.reject(now, sender, reason);
+            if current.is_selected_elsewhere() {
+                self.roster.want(RoundAction::Arrived);
+            }
         }
         self.answer(sender, round, Err(reason.into()));
         if self.round.is_none() {

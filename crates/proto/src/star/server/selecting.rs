@@ -10,8 +10,8 @@ use super::{Duty, RoundAction, Selection, Server};
 use crate::{Ending, Time};
 
 impl Server {
-    /// Names clients whose updates are folded in a batch. Returns the batch's arrivals that the root does not know, or
-    /// none if the batch is over. `None`: there is no news yet, or the batch has not begun.
+    /// Names clients whose updates are folded in a batch. Returns the batch's arrivals that the root does not know; an
+    /// empty list if the batch is over. `None`: there is no news yet, or the batch has not begun.
     ///
     /// It does no harm to call this again with the same request.
     pub fn admit(&mut self, now: Time, admit: &Admit) -> Option<Vec<Arrival>> {
@@ -20,7 +20,7 @@ impl Server {
             round.admit(admit);
             self.advance(now);
         }
-        if self.last_batch == at {
+        if at <= self.ended_batch {
             return Some(Vec::new());
         }
         let round = self.round.as_ref().filter(|round| round.is_at(at.0, at.1))?;
@@ -40,7 +40,7 @@ impl Server {
 
     /// Whether another server selects the updates of this round.
     pub(super) fn is_selected_elsewhere(&self) -> bool {
-        self.round.as_ref().is_some_and(|round| round.plan.selection != Selection::First)
+        self.round.as_ref().is_some_and(|round| round.is_selected_elsewhere())
     }
 
     /// Has the updates folded that are selected now.
@@ -60,7 +60,7 @@ impl Server {
         let Some(round) = &mut self.round else { return };
         let number = round.plan.number;
         if let Selection::Named { batch } = round.plan.selection {
-            self.last_batch = (number, batch);
+            self.ended_batch = (number, batch);
         }
         let (outcome, leaving) = round.export(now, ending);
         self.end_turns();

@@ -64,7 +64,7 @@ impl World {
             Action::Note { client, what } => self.server.log.push(format!("{client}: {what}")),
             Action::TurnedAway { client, reason } => self.server.log.push(format!("!{client}: {reason}")),
             Action::Left { client, reason, .. } => self.server.log.push(format!("-{client}: {reason}")),
-            Action::Policy(RoundAction::Arrived) => {}
+            Action::Policy(RoundAction::Arrived) => self.server.arrivals += 1,
             Action::Policy(RoundAction::Ended(outcome)) => self.server.ended(*outcome),
         }
     }

@@ -128,6 +128,8 @@ pub struct ServerParty {
     pub staged: BTreeMap<u32, Vec<u8>>,
     pub fold: Fold,
     pub results: Vec<RoundResult>,
+    /// How often the server has said that there is news of updates that wait.
+    pub arrivals: u64,
     pub names: BTreeMap<u32, String>,
     /// Events of clients in order: joined (+), left (-), refused (!), and notes; all but the first with a
     /// reason.
@@ -176,6 +178,7 @@ impl ServerParty {
             staged: BTreeMap::new(),
             fold: Fold::new(bytes as usize),
             results: Vec::new(),
+            arrivals: 0,
             names: BTreeMap::new(),
             log: Vec::new(),
             busiest: 0,

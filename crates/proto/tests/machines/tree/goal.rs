@@ -1,9 +1,10 @@
-//! Rounds with a goal: exactly so many updates count over all nodes, the first ones, whatever happens to nodes and
+//! Rounds with a goal: exactly that many updates count over all nodes, the first ones, whatever happens to nodes and
 //! links. Nobody trains twice in a round.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use thalweg_proto::{Draw, TopKind, TreePlan};
+use thalweg_proto::{Draw, Time, TopKind, TreeNode, TreePlan, TreeRound, TreeStep};
+use thalweg_wire::tree::{Answer, Arrival, Request, State};
 
 use super::batches::OUTAGE;
 use super::world::{check, plan, End, Fault, TreeWorld, Updates};
@@ -161,6 +162,98 @@ fn a_round_waits_for_the_end_of_an_outage_only_while_it_has_too_few_updates() {
         }
     }
     assert!(failed > 20 && short > 20, "rounds fail, and end with fewer than the goal: {failed}, {short}");
+}
+
+#[test]
+fn a_round_waits_for_an_outage_again_if_it_loses_a_node_with_updates_that_made_it_enough() {
+    let (mut failed, mut made_up) = (0, 0);
+    for seed in 0..80 {
+        for at in 10..=60 {
+            let mut world = tree(seed);
+            world.below.absent = 0.4;
+            world.faults.insert(at, (((seed + at) % 4) as usize, Fault::Kill { seen: true }));
+            let began = world.tasks.now;
+            let end = world.run(TreePlan { enough: 4, ..with_goal(1, 6, None, seed) });
+            let has_waited = world.tasks.now >= began + OUTAGE;
+            match end {
+                End::Over { counting, .. } => made_up += usize::from(counting.len() >= 4),
+                End::Failed(why) => {
+                    let lives = |client: &&str| {
+                        world
+                            .nodes
+                            .iter()
+                            .any(|node| node.loss.is_none() && node.clients.iter().any(|own| own == client))
+                    };
+                    let is_away = |client: &&str| world.below.failing.contains(*client) && lives(client);
+                    let is_anybody_away = NODES.iter().flat_map(|(_, all)| all.iter()).any(is_away);
+                    assert!(has_waited || !is_anybody_away, "seed {seed}, {at}: {why}");
+                    failed += 1;
+                }
+            }
+        }
+    }
+    assert!(failed > 50 && made_up > 50, "{failed}, {made_up}");
+}
+
+/// A round at its root, whose two nodes `n1` and `n2` have been asked for it and for arrivals. Returns the numbers of the
+/// requests for arrivals by node, too.
+fn asked() -> (TreeRound, BTreeMap<String, u32>) {
+    let node = |name: &str, clients: [&str; 2]| TreeNode {
+        name: name.into(),
+        clients: clients.map(str::to_owned).into(),
+        connected: clients.map(str::to_owned).into(),
+        peers: format!("tcp://{name}"),
+        ..TreeNode::default()
+    };
+    let nodes = vec![node("n1", ["a", "b"]), node("n2", ["c", "d"])];
+    let mut round =
+        TreeRound::new(Time::ZERO, with_goal(1, 2, None, 1), nodes.clone(), Box::new(|_| Vec::new()));
+    let mut arrivals = BTreeMap::new();
+    while let Some(step) = round.poll_step() {
+        let TreeStep::Ask { ask, request, nodes: to, .. } = step else { panic!("{step:?}") };
+        match request {
+            Request::Wait { .. } => {
+                for node in &nodes {
+                    let state = State { clients: node.clients.clone() };
+                    round.answered(Time::ZERO, ask, &node.name, Answer::State(state), None);
+                }
+            }
+            Request::Admit(_) => arrivals.extend(to.into_iter().map(|node| (node, ask))),
+            _ => assert!(matches!(request, Request::Round { .. })),
+        }
+    }
+    (round, arrivals)
+}
+
+/// The steps of a round as text.
+fn steps(round: &mut TreeRound) -> Vec<String> {
+    std::iter::from_fn(|| round.poll_step()).map(|step| format!("{step:?}")).collect()
+}
+
+#[test]
+fn a_node_that_tells_no_arrivals_or_wrong_ones_is_dropped_and_not_waited_for() {
+    let wrong = [
+        vec![Arrival("c".into(), true)],
+        vec![Arrival("a".into(), true); 5],
+        vec![Arrival("nobody".into(), false)],
+    ];
+    let answers = wrong.into_iter().map(Some).chain([None]);
+    for answer in answers {
+        let (mut round, arrivals) = asked();
+        let n1 = arrivals["n1"];
+        match answer {
+            Some(wrong) => round.answered(Time::ZERO, n1, "n1", Answer::Arrived(wrong), None),
+            None => round.unanswered(Time::ZERO, n1, "n1", "it does not know the request", None),
+        }
+        let told = vec![Arrival("c".into(), true), Arrival("d".into(), true)];
+        round.answered(Time::ZERO, arrivals["n2"], "n2", Answer::Arrived(told), None);
+        let steps = steps(&mut round);
+        assert!(
+            steps.iter().any(|step| step.contains(r#"clients: ["c", "d"], last: true"#)),
+            "both updates of n2 count: {steps:?}"
+        );
+        assert!(!steps.iter().any(|step| step.contains(r#""n1""#)), "n1 is asked nothing more: {steps:?}");
+    }
 }
 
 #[test]
