@@ -1,8 +1,8 @@
 """Measures whether dropout costs accuracy: in each round 95 of 100 clients vanish, and the mean has the other five.
 
-The clients train in thalweg's own rounds, or are nodes of a Flower app that runs by ``thalweg flower``. Beside it the
-same clients train without dropout, with as many updates: the server draws five of 100 in each round. The last arm
-computes the first without thalweg, from the same survivors. The model is that of the sweeps with fewer units
+The clients train in thalweg's own rounds, or are nodes of a Flower app that runs by ``thalweg flower``. For comparison
+the same clients train without dropout, with as many updates: the server draws five of 100 in each round. The last arm
+computes the survivors' rounds without thalweg. The model is that of the sweeps with fewer units
 (``app/edge_app/learning.py``); each client has 15 images. A client vanishes when its process kills itself in training;
 all that have vanished are started again before the next round. There is no emulated network, because accuracy does not
 depend on time.
