@@ -297,6 +297,7 @@ class Host:
 
     def _observe(self, state: str) -> None:
         """Show a round's progress. Raises LabError, which ends the round, if the emulated network has failed."""
+        self._write_notes(self.server.notes())
         self.progress.observe(state)
         if self.session is not None:
             self.session.check()
