@@ -59,7 +59,7 @@ def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:
     code, out, err = invoke("tree", "plan", file, "--goal", "99")
     assert (code, out) == (2, "")
     assert err == (
-        "error: a round cannot end with 99 updates: it needs at least 1, and at most 20 can come\n"
+        "error: job.goal is 99, and must be from 1 to 20\n"
         "hint: Make job.goal at least job.enough and at most job.clients\n"
     )
 

@@ -75,11 +75,11 @@ def test_their_network_and_stress_can_be_emulated() -> None:
         ({"stress": {"network": "1mbit"}}, "it is between clients and one server"),
         (
             {"tree": {"top": "first-finished"}, "job": {"clients": 4, "choose": 2}},
-            "only a dedicated top has all sums at once",
+            "only a dedicated top can add more sums later",
         ),
         (
             {"tree": {"top": "sharded"}, "job": {"clients": 4, "goal": 2}},
-            "job.goal has other updates take the place of those",
+            "job.goal replaces a lost node's updates by others",
         ),
         ({"transport": {"url": "memory"}}, "memory only the server can listen"),
         ({"transport": {"url": "mqtt"}}, "mqtt only the server can listen"),

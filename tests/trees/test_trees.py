@@ -155,7 +155,7 @@ def test_a_schema_that_is_no_tree_is_refused_with_its_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("job", "nodes", "cause"),
     [
-        ("goal = 21", "", "a round cannot end with 21 updates: it needs at least 1, and at most 20 can come"),
+        ("goal = 21", "", "job.goal is 21, and must be from 1 to 20"),
         ("", "groups = ['a', 'b', 'c', 'd', 'e', 'f']", "6 groups for 5 nodes"),
     ],
 )

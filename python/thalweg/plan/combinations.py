@@ -335,8 +335,7 @@ def _round(plan: Plan) -> None:
         )
     if job.goal is not None and not (job.enough or 1) <= job.goal <= plan.participants:
         raise PlanError(
-            f"a round cannot end with {job.goal} updates: it needs at least {job.enough or 1}, and at most "
-            f"{plan.participants} can come",
+            f"job.goal is {job.goal}, and must be from {job.enough or 1} to {plan.participants}",
             f"Make job.goal at least job.enough and at most job.{'clients' if job.choose is None else 'choose'}",
         )
 
@@ -347,6 +346,11 @@ def _aggregation(plan: Plan) -> None:
         raise PlanError(
             f"deterministic needs precision exact, not {chosen.precision}",
             "Remove aggregation.precision, or aggregation.deterministic",
+        )
+    if chosen.partial == "keep" and plan.job.goal is not None and plan.job.goal < plan.participants:
+        raise PlanError(
+            "job.goal says which whole updates count, and with partial = keep each part counts as soon as it arrives",
+            "Remove job.goal, or take aggregation.partial = 'discard'",
         )
     if chosen.partial == "keep" and chosen.stale:
         raise PlanError(

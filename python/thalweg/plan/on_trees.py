@@ -112,11 +112,11 @@ def _nodes(plan: Plan) -> None:
     if (plan.tree or TreeSection()).top != "dedicated":
         for key, what in (
             ("choose", "draws clients anew until enough updates count"),
-            ("goal", "has other updates take the place of those that a lost node had"),
+            ("goal", "replaces a lost node's updates by others"),
         ):
             if getattr(plan.job, key) is not None:
                 raise PlanError(
-                    f"job.{key} {what}, and only a dedicated top has all sums at once",
+                    f"job.{key} {what}, and only a dedicated top can add more sums later",
                     f"Take tree.top = 'dedicated' (--top dedicated), or remove job.{key}",
                 )
     scheme = plan.transport.url.partition("://")[0]

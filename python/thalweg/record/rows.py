@@ -49,7 +49,7 @@ class Round:
     bytes_down: int | None = column("uint64", "bytes on all links towards clients")
     bytes_up: int | None = column("uint64", "bytes on all links from clients")
     participants: int | None = column("uint32", "clients whose update counts, whole or in part")
-    expected: int | None = column("uint32", "clients that were expected")
+    expected: int | None = column("uint32", "updates that the round wants: job.goal, else its clients")
     complete: bool | None = column("bool", "whether all expected updates count whole")
     fold: str | None = column("string", "JSON object of what the aggregation did")
     drift: float | None = column(

@@ -206,8 +206,8 @@ class JobSection(Section):
         Field(
             None,
             ge=1,
-            description="number of updates that a round counts: it ends when it has them, although more clients take "
-            "part; without it a round waits for all of them",
+            description="number of updates that end a round, although more clients train; without it a round waits for "
+            "all its clients",
         )
     )
     deadline: Annotated[Seconds | None, Core(), Option()] = Field(
@@ -221,8 +221,8 @@ class JobSection(Section):
     outage: Annotated[Seconds, Core(), Option(of=BOTH)] = Field(
         OUTAGE_SECONDS,
         description="seconds that a client whose link broke has to come back while the round has fewer than enough "
-        "updates, if longer than grace; on a tree of several nodes only if the job needs all clients, or has a goal "
-        "and no choose",
+        "updates, if longer than grace; with several nodes of a tree only if all clients are needed, or goal is set "
+        "without choose",
     )
     liveness: Annotated[float, Core()] = Field(
         10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"

@@ -306,7 +306,7 @@ class Round(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(Form):
-    """News of updates: for each, as a list in JSON, the client, and whether its update has arrived whole.
+    """News of updates: for each, as a list in JSON, the client, and whether its update can be folded.
 
     If not, the update had arrived, but cannot be folded. The list is empty if the batch is over.
     """

@@ -73,7 +73,7 @@ class Open(Request[answers.Opened]):
     listen: str | None
     layout: Sequence[tuple[str, str, Sequence[int], int]]
     top: TopOptions | None = None
-    # Whether rounds count fewer updates than clients take part, so that the root admits updates.
+    # Whether more clients take part in a round than updates count, so that the root admits updates.
     admits: bool | None = None
 
     @classmethod

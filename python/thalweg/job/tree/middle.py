@@ -39,7 +39,7 @@ class MiddleNode(Tree):
             )
         if opened.admits:
             raise RoundError(
-                "this node has nodes below it, and a round with a goal counts only updates of the root's own nodes",
+                "this node has nodes below it, and job.goal works only with nodes that have clients",
                 "Remove job.goal, or give this node clients instead of nodes",
             )
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in opened.layout])

@@ -63,8 +63,9 @@ class RoundOptions:
     outage: float = 0.0
     # How many clients the job has, if the root knows it.
     expected: int | None = None
-    # How many clients take part in a round; None: all. And how many updates a round counts; None: all.
+    # How many clients take part in a round; None: all.
     choose: int | None = None
+    # How many updates a round counts; None: all.
     goal: int | None = None
 
 
@@ -282,7 +283,8 @@ class Tree:
         options: CoreOptions = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         # Clients hear that an update was accepted only once its node's sums count here.
         options["withhold"] = True
-        admits = True if self._goal is not None and self._goal != self._choose else None
+        spare = self._choose is None or self._goal is None or self._choose > self._goal
+        admits = True if self._goal is not None and spare else None
         # A node does not know how many updates the others have. If the root admits updates, it says whether they are
         # enough. If all are needed, the node need not know.
         options["outage"] = self._rounds.outage if admits else 0.0

@@ -26,6 +26,9 @@ from thalweg.trees import answers
 from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Mean, Part, only_of
 
+# What can be done about a round that too few updates reached.
+TOO_FEW: Final = "If clients come back later, raise job.outage; if fewer updates will do, lower job.enough"
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -205,7 +208,7 @@ class RunningRound:
         self._root, self._server, self._model, self._version = root, server, model, version
         self._top = _core.Top(model, wire.encode(top)) if plan.top in ("dedicated", "middle") else None
         self._sums: tuple[bytes, _core.Arena] | None = None
-        self._draws = plan.draw is not None
+        self._has_batches = plan.draw is not None
         self._table = root.table()
         self._round = _core.TreeRound(time.monotonic(), model.layout, wire.encode(plan), self._table)
         self._ended = root.ended()
@@ -303,7 +306,7 @@ class RunningRound:
             for node, start, end in step.parts:
                 model[start:end] = np.asarray(self._tensors.pop((step.ask, node)))[: end - start]
         elif isinstance(step, Failed):
-            raise RoundError(step.reason, f"See {self._root.log} for who was lost, and why")
+            raise RoundError(step.reason, f"{TOO_FEW}; see {self._root.log} for who was lost, and why")
 
     def _ask(self, step: Ask) -> None:
         request = messages.decode(step.request)
@@ -341,7 +344,7 @@ class RunningRound:
         if report is None or part.state == "dropped":
             return Part(part.node, part.clients, reason=part.reason)
         outcome = report.outcome
-        if self._draws:
+        if self._has_batches:
             # Clients that have gone on in a later batch are in that batch's outcome too.
             outcome = only_of(outcome, part.clients)
         return Part(part.node, part.clients, outcome, part.reason, report.zero - self._root.zero, report.first)
