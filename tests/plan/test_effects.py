@@ -375,9 +375,10 @@ def test_the_error_names_what_gives_a_key_an_effect() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"job.goal": 9}, "a round cannot end with 9 updates"),
-        ({"job.goal": 1, "job.enough": 2}, "a round cannot end with 1 updates: it needs at least 2"),
+        ({"job.goal": 9}, "job.goal is 9, and must be from 1 to"),
+        ({"job.goal": 1, "job.enough": 2}, "job.goal is 1, and must be from 2 to"),
         ({"aggregation.stale": 1, "aggregation.partial": "keep"}, "a part of a late update already counts"),
+        ({"job.goal": 1, "aggregation.partial": "keep"}, "job.goal says which whole updates count"),
         ({"aggregation.stale": 1, "algorithm.name": "fedadam"}, "the model with which the round began"),
     ],
 )
