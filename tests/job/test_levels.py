@@ -20,6 +20,7 @@ from thalweg import _core, wire
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import messages
 from thalweg.job.tree.middle import MiddleNode
+from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
 from thalweg.job.tree.root import Tree
@@ -215,6 +216,31 @@ def test_a_middle_takes_part_only_below_a_dedicated_top() -> None:
     with pytest.raises(RoundError, match="top of the kind 'sharded'") as caught:
         MiddleNode(opened(top=top), URL, 2, Trust())
     assert caught.value.hint == 'Set tree.top = "dedicated"'
+
+
+def test_a_middle_is_refused_in_a_job_with_a_goal_and_both_ends_say_so() -> None:
+    options: Any = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 2, "goal": 1}
+    own: Any = {"token": TOKEN, "transport": {}, "tree": True}
+    tree, notes = Tree(_core.Arena(layout()), URL, 1, options, own, top="dedicated", goal=1), list[str]()
+    member: Any = {"token": TOKEN, "timeout": 60.0, "transport": {}, "tree": True}
+    order = {"name": "middle", "url": tree.address, "listen": URL, "nodes": 2, "options": member}
+    node = Gateway(NodeOrder(**order, trust=Trust(token=TOKEN)), notes.append)
+    serving = threading.Thread(target=node.serve, daemon=True)
+    serving.start()
+    looked: list[str] = []
+
+    def look() -> None:
+        looked.extend(tree.notes())
+        if any("cannot be a node" in note for note in looked):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tree.open(look)
+    why = "job.goal works only with nodes that have clients"
+    assert why in looked[-1]
+    assert any(note.startswith("it cannot take part") and why in note for note in notes)
+    tree.close("done")
+    serving.join(60)
 
 
 def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:

@@ -166,6 +166,8 @@ class Gateway:
             answer, sums = self._do(number, bounded_json.read_object(head), model)
         except Exception as error:  # noqa: BLE001 - the parent is told
             why = reason(error)
+            if self._server is None:
+                self._note(f"it cannot take part: {why}")
             self._say(lambda: self._parent.refuse(number, why))
             return
         self._say(lambda: self._parent.answer(number, wire.encode(answer).encode(), sums, 1.0))
