@@ -1,4 +1,6 @@
-"""thalweg's tasks along a binary tree of parties: a party sends each piece of the model on as soon as it has it.
+"""thalweg's tasks along a tree of parties: a party sends each piece of the model on as soon as it has it.
+
+A small model goes along a binary tree, which is less deep. A large one goes along a chain, whose links carry it once.
 
 Each party is a member of its parent's task server, and has a task server of its own for its children. It sends received
 tensors on without a copy.
@@ -17,12 +19,23 @@ from contract import Job, job
 from thalweg import TaskClient, TaskServer, Tensors, _core
 
 TOKEN = "benchmark"  # noqa: S105 - no secret
-PIECES = 8
+# A model of at least so many bytes goes along a chain.
+LARGE = 16 << 20
 LIMIT = 120.0
 
 
+def fanout(job: Job) -> int:
+    return 1 if job.size >= LARGE else 2
+
+
+def pieces(job: Job) -> int:
+    """Return the number of pieces. The deepest party waits for one of them at each level above it."""
+    return 32 if job.size >= LARGE else 8
+
+
 def children(job: Job) -> list[int]:
-    return [index for index in (2 * job.index + 1, 2 * job.index + 2) if index < job.parties]
+    first = fanout(job) * job.index + 1
+    return [index for index in range(first, first + fanout(job)) if index < job.parties]
 
 
 def url(job: Job, index: int) -> str:
@@ -36,7 +49,7 @@ class Below:
     def __init__(self, job: Job, stack: ExitStack) -> None:
         self.count, self.open = len(children(job)), []
         if self.count:
-            core = _core.TaskServer(url(job, job.index), json.dumps({"token": TOKEN, "ahead": PIECES}))
+            core = _core.TaskServer(url(job, job.index), json.dumps({"token": TOKEN, "ahead": pieces(job)}))
             self.server = stack.enter_context(TaskServer.over(core))
 
     def wait(self) -> None:
@@ -56,8 +69,8 @@ class Below:
         self.open = []
 
 
-def pieces(size: int) -> Iterable[slice]:
-    step = -(-size // PIECES)
+def cut(size: int, count: int) -> Iterable[slice]:
+    step = -(-size // count)
     return (slice(at, min(size, at + step)) for at in range(0, size, step))
 
 
@@ -68,9 +81,9 @@ def root(job: Job) -> None:
         below.wait()
         for number in range(1, job.rounds + 1):
             model = job.model(number)
-            cut = [(part.start, Tensors({"piece": model[part]})) for part in pieces(len(model))]
+            parts = [(part.start, Tensors({"piece": model[part]})) for part in cut(len(model), pieces(job))]
             begin = time.perf_counter()
-            for at, piece in cut:
+            for at, piece in parts:
                 below.send({"round": number, "at": at}, piece)
             below.settle()
             job.done(number, begin, time.perf_counter(), model)
@@ -81,7 +94,7 @@ def relay(job: Job) -> None:
     with ExitStack() as stack:
         below = Below(job, stack)
         below.wait()
-        core = _core.TaskClient(url(job, (job.index - 1) // 2), name, json.dumps({"token": TOKEN}))
+        core = _core.TaskClient(url(job, (job.index - 1) // fanout(job)), name, json.dumps({"token": TOKEN}))
         client = stack.enter_context(TaskClient.over(core, name))
         had, unanswered = 0, []
         for task in client:
