@@ -32,6 +32,10 @@ use thalweg_transport::{
 };
 use thalweg_wire::MAX_CHUNK;
 
+/// Usual bytes of a chunk, also of a small model. Other transports cut small models into smaller chunks, since a link that
+/// breaks loses the chunk that is on its way. Here each chunk wakes the receiving process.
+const CHUNK: u32 = 256 << 10;
+
 /// The transport over shared memory of one machine: `shm://localhost:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shm;
@@ -50,6 +54,7 @@ impl Transport for Shm {
             symmetric: true,
             lends: true,
             max_chunk: MAX_CHUNK,
+            preferred_chunk: CHUNK,
             ..Capabilities::default()
         }
     }
