@@ -119,7 +119,7 @@ class Job(Rooted):
         )
 
     def kill_client(self, client: str) -> None:
-        """Kill a client's process. Nobody is told, as if it were on another machine."""
+        """Kill a client's process. No other party gets a report, as if it were on another machine."""
         self.apart[client].kill()
         _wait(self.apart[client])
 

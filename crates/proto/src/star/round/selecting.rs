@@ -3,9 +3,9 @@
 //! An update that has arrived whole waits in the staging area until it is selected. A server that stands alone
 //! selects the first ones, as many as the round's goal. At a node of a tree, the root names the clients whose
 //! updates are folded. A round of the tree may then have several batches at a node. A batch ends when the root has
-//! closed it and the named updates are folded: its updates are exported as sums. All other clients go on, and the node keeps their
-//! updates. So if another node is lost with its sums, the root can still have these updates folded in a further
-//! batch.
+//! closed it and the named updates are folded: its updates are exported as sums. All other clients go on, and the
+//! node keeps their updates. So if another node is lost with its sums, the root can still have these updates folded
+//! in a further batch.
 
 use std::collections::BTreeSet;
 
