@@ -54,6 +54,7 @@ def beside_others(turns: int = 3, rounds: int = 30) -> list[Figure]:
         "gloo": ("gloo", "-", "{}"),
         "tcp": ("thalweg", "tcp://127.0.0.1:0", "{}"),
         "udp": ("thalweg", "udp://127.0.0.1:0", '{"wait": "deadline", "deadline": 1.0}'),
+        "shm": ("thalweg", "shm://localhost:0", "{}"),
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     last: dict[str, list[dict[str, Any]]] = {}
@@ -64,7 +65,7 @@ def beside_others(turns: int = 3, rounds: int = 30) -> list[Figure]:
     spread = {kind: Spread.of(values) for kind, values in seconds.items()}
     gloo = spread["gloo"].median
     figures = []
-    for kind, most in (("tcp", 1.0), ("udp", 1.2)):
+    for kind, most in (("tcp", 1.0), ("udp", 1.2), ("shm", 0.7)):
         ratio = spread[kind].median / gloo
         used = min(one["used"] for one in last[kind])
         sent = max(one["sent"] for one in last[kind])
