@@ -385,6 +385,18 @@ def test_beyond_this_machine_a_node_needs_certificates(start: Start, guarded: Pa
 
 
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "there is a lab")
+@pytest.mark.parametrize("scheme", ["udp", "quic"])
+def test_nodes_meet_over_a_long_round_trip(start: Start, tmp_path: Path, scheme: str) -> None:
+    # An attempt to connect takes some round trips: more than a second.
+    words = ("--network", "rtt=800ms", "--emulator", "packet", "--transport", scheme)
+    said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "1", *PAYLOAD, *words)
+    record = Record(tmp_path / said["record"])
+    assert record.manifest["emulation"] == "packet level"
+    rows = read_table(record.path, "exchanges")
+    assert [row["state"] for row in rows] == ["whole"] * 3 * 2
+
+
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "there is a lab")
 @pytest.mark.parametrize(
     ("topology", "link"), [("star", "node-1"), ("mesh", "node-1_node-2"), ("ring", "node-1_node-2")]
 )

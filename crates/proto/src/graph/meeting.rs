@@ -12,10 +12,10 @@ use crate::session::{
 use crate::transfer::Incoming;
 use crate::{Span, Time};
 
-/// A node goes on dialling a neighbour for as long as the node lives.
-const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
-
 impl Node {
+    /// How long a node tries to connect to a neighbour: for as long as the node lives.
+    pub const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
+
     /// Adds a neighbour. Returns its index, and whether the driver must now begin to dial it: the node with
     /// the lower name dials. The actions for a neighbour that is dialled come from
     /// [`Node::dialled`].
@@ -38,7 +38,7 @@ impl Node {
                 name: self.config.name.clone(),
                 instance: self.config.instance,
                 layout: Some(self.config.layout.clone()),
-                timeout: TIMEOUT,
+                timeout: Self::TIMEOUT,
                 outage: Time::ZERO,
             };
             Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))

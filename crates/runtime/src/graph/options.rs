@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thalweg_proto::{Waiting, Weighing};
+use thalweg_proto::{Node, Waiting, Weighing};
 use thalweg_transport::Options;
 use thalweg_wire::control::Alike;
 
@@ -243,7 +243,7 @@ impl NodeOptions {
             transport: self.transport.clone(),
             token: self.own_token.clone(),
             outage: 0.0,
-            timeout: 0.0, // unused: the state machine has its own limits
+            timeout: Node::TIMEOUT.as_secs_f64(),
             seed: self.seed,
             layers: self.layers.clone(),
             residual: None,
@@ -256,4 +256,23 @@ impl NodeOptions {
 fn start_of_digest(text: &str) -> u64 {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     digest.as_ref().iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a panic is how tests report
+    use thalweg_wire::limits;
+
+    use super::*;
+    use crate::engine::DialOptions;
+
+    /// With less time, a node would give up each attempt on a path with a long round trip, and begin anew for ever.
+    #[test]
+    fn an_attempt_to_connect_to_a_neighbour_has_the_whole_time_of_one() {
+        for scheme in ["tcp", "udp", "ltp", "quic"] {
+            let (url, dialer) = (format!("{scheme}://localhost:1"), NodeOptions::default().of_dialer());
+            let to = DialOptions::new(&url, "a", dialer, thalweg_pki::Role::GraphNode).unwrap();
+            assert_eq!(to.options.connect_timeout(), limits::CONNECT, "{scheme}");
+        }
+    }
 }
