@@ -65,7 +65,7 @@ AGGREGATION: Final = (
 )
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
 # A generated table, with the marks around it.
-MADE: Final = r"<!-- (measured|simulated) (\w+) -->.*?<!-- end of \2 -->"
+MADE: Final = r"<!-- (measured|simulated) ([\w-]+) -->.*?<!-- end of \2 -->"
 # The mark of results whose code is in no commit, or in an unknown one.
 MARK: Final = "\u2020"
 
