@@ -10,6 +10,7 @@
 
 pub mod admission;
 pub mod autoscaler;
+mod balance;
 pub mod capacity;
 mod config;
 mod decide;
@@ -26,6 +27,7 @@ mod state;
 pub mod tag;
 mod top;
 
+pub use balance::{Balance, BalanceConfig, Balancer, Measurement, Move, NodeLoad, Residual};
 pub use config::{Config, Policy, Scaling, Split, Timing, TopPolicy};
 pub use decide::decide;
 pub use estimate::smoothed;
