@@ -95,6 +95,38 @@ fn a_client_of_another_node_is_sent_there() {
     assert!(result.outcome.complete);
 }
 
+#[test]
+fn a_round_waits_for_its_own_clients_though_others_have_moved() {
+    let mut world = World::joined(&setup(1), clients());
+    let there = |index: usize| (name(index), "tcp://10.0.0.2:7070".to_owned());
+    let elsewhere: BTreeMap<String, String> = (1..4).map(there).collect();
+    world.server.machine.place_clients(world.now, Homes { elsewhere, ..Homes::default() });
+    world.server_actions();
+    world.run("they go there", SECOND, |w| w.server.machine.connected_count() == 2);
+    world.kill(4);
+    world.start(plan(1, 2));
+    world.pass(SECOND);
+    assert!(world.server.results.is_empty(), "a client is away, and three have moved");
+    world.restart(4);
+    let result = world.finish_round(10 * SECOND);
+    world.check(&result);
+    assert!(result.outcome.complete, "{:?}", result.outcome);
+    assert_eq!(result.outcome.participants.len(), 2);
+}
+
+#[test]
+fn clients_that_have_moved_are_no_reason_for_a_failure() {
+    let mut world = World::joined(&setup(1), clients());
+    let there = |index: usize| (name(index), "tcp://10.0.0.2:7070".to_owned());
+    let elsewhere: BTreeMap<String, String> = (1..4).map(there).collect();
+    world.server.machine.place_clients(world.now, Homes { elsewhere, ..Homes::default() });
+    world.server_actions();
+    world.run("they go there", SECOND, |w| w.server.machine.connected_count() == 2);
+    world.start(plan(1, 3));
+    let failure = world.finish_round(60 * SECOND).outcome.failure.expect("a client is missing");
+    assert!(!failure.contains("its home is"), "{failure}");
+}
+
 fn actions(client: &mut Client) -> Vec<ClientAction> {
     std::iter::from_fn(|| client.poll_action()).collect()
 }

@@ -17,7 +17,9 @@ impl Server {
         };
         let (parts, expected) = (round.parts().len(), round.plan.expected as usize);
         let members = self.roster.members();
-        let departed = members.iter().filter(|(&sender, m)| m.departed && round.part(sender).is_none());
+        // A client that has moved to another node is none of those that this round wants.
+        let departed = members.iter().filter(|(_, m)| m.departed && !self.is_elsewhere(&m.name));
+        let departed = departed.filter(|(&sender, _)| round.part(sender).is_none());
         parts >= expected || (members.len() > parts && parts + departed.count() >= expected)
     }
 
@@ -27,7 +29,8 @@ impl Server {
         let round = self.round.as_ref();
         let members = self.roster.members().iter();
         let before = members.filter(|(&sender, _)| round.is_none_or(|r| r.part(sender).is_none()));
-        let farewells = before.filter_map(|(_, m)| m.farewell());
+        let here = before.filter(|(_, m)| !self.is_elsewhere(&m.name));
+        let farewells = here.filter_map(|(_, m)| m.farewell());
         let refused = self.roster.mismatches().map(|(name, how)| format!("{name} was not let in: {how}"));
         let farewells: Vec<String> = farewells.chain(refused).collect();
         if farewells.is_empty() {
