@@ -21,6 +21,7 @@ __all__ = [
     "TaskClient",
     "TaskServer",
     "Top",
+    "TreeBalancer",
     "TreeExchange",
     "TreeRound",
     "build_info",
@@ -119,6 +120,13 @@ class Top:
     def merge(self, head: bytes, cells: Arena, participants: int, weight: float, whole: bool) -> None: ...
     def finish(self) -> str: ...
     def export(self) -> tuple[bytes, Arena]: ...
+
+@final
+class TreeBalancer:
+    """Decides again and again which clients move from overloaded nodes to others."""
+
+    def __new__(cls, config: str) -> TreeBalancer: ...
+    def decide(self, nodes: str) -> str: ...
 
 @final
 class TreeExchange:

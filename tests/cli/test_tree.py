@@ -99,6 +99,16 @@ def test_what_was_planned_is_shown(tmp_path: Path) -> None:
         "  plan 2 at 4.0 s: 3 leaves become 2, for a queue of 2 updates, 3.5 smoothed (8 a second, 250 ms each): "
         "2 leaves and a middle, for a smoothed queue of 3.5 (now 2) at 2 a leaf"
     )
+    load = {"node": "west", "clients": 6, "capacity": 4.0, "queue": 4.8, "seconds": 0.5, "residual": -0.8}
+    moves = [{"client": client, "source": "west", "target": "east"} for client in ("e", "f")]
+    balance = {"number": 3, "nodes": [load], "moves": moves, "reasons": ["west holds too much"]}
+    moved = {"round": 2, "node": "root", "balance": balance}
+    (tmp_path / "workers.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(moved)}\n")
+    code, out, _ = invoke("tree", "watch", str(tmp_path))
+    assert (code, out.splitlines()[2:]) == (
+        0,
+        ["before round 2: balance 3: e, f from west to east; west holds too much; load: west 4.8 of 4 (6 clients)"],
+    )
     # The run was killed: nobody writes its journal.
     (tmp_path / "manifest.json").write_text('{"status": "running"}')
     for journal in (False, True):
@@ -107,6 +117,6 @@ def test_what_was_planned_is_shown(tmp_path: Path) -> None:
         assert invoke("tree", "watch", str(tmp_path))[:2] == (0, out)
     (tmp_path / "manifest.json").write_text('{"status": "complete"}')
     printed = json.loads(invoke("tree", "watch", str(tmp_path), "--json")[1])
-    assert printed == {"status": "complete", "rounds": [row]}
+    assert printed == {"status": "complete", "rounds": [row, moved]}
     code, _, err = invoke("tree", "watch", str(tmp_path / "nowhere"))
     assert (code, "is not the record of a run" in err) == (1, True)

@@ -63,7 +63,7 @@ mod _core {
     #[pymodule_export]
     use crate::tree::{
         tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
-        tree_system, tree_work, Top,
+        tree_system, tree_work, Top, TreeBalancer,
     };
     #[pymodule_export]
     use crate::tree_exchange::TreeExchange;

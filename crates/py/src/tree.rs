@@ -1,5 +1,7 @@
 //! Functions for aggregation trees: the control plane's decisions and simulation, worker processes, and the
-//! class `Top`.
+//! classes `Top` and `TreeBalancer`.
+
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -8,6 +10,7 @@ use serde_json::json;
 use thalweg_control::capacity::{knee, Measured, Useless};
 use thalweg_control::simulate::{self, Impossible, Scenario, Switches};
 use thalweg_control::tag;
+use thalweg_control::{Balancer, NodeLoad};
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
@@ -142,6 +145,30 @@ impl Top {
         let sums = py.detach(|| self.inner.export()).map_err(raise)?;
         let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
         Ok((PyBytes::new(py, &sums.head), cells))
+    }
+}
+
+/// Decides again and again which clients move from overloaded nodes to others.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct TreeBalancer {
+    inner: Mutex<Balancer>,
+}
+
+#[pymethods]
+impl TreeBalancer {
+    /// Makes a balancer that has seen no measurement. `config` is a JSON object.
+    #[new]
+    fn new(config: &str) -> PyResult<Self> {
+        let config = serde_json::from_str(config).map_err(options)?;
+        Ok(Self { inner: Mutex::new(Balancer::new(config)) })
+    }
+
+    /// Returns the next decision as JSON. `nodes` is a JSON list of all nodes, with what each has measured since
+    /// the last decision.
+    fn decide(&self, nodes: &str) -> PyResult<String> {
+        let nodes: Vec<NodeLoad> = serde_json::from_str(nodes).map_err(options)?;
+        let mut balancer = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        written(&balancer.decide(&nodes))
     }
 }
 

@@ -110,6 +110,7 @@ def watch(
         if as_json:
             emit({"status": record.manifest["status"], "rounds": list(workers.read(folder))})
             return
+        from thalweg.trees.balance import balance_in_words
         from thalweg.trees.decided import plan_in_words, workers_in_words
 
         looks = 0
@@ -124,6 +125,9 @@ def watch(
         shown = 0
         for row in workers.followed(folder, goes_on):
             shown += 1
+            if "balance" in row:
+                typer.echo(f"before round {row['round']}: {balance_in_words(row['balance'])}")
+                continue
             typer.echo(workers_in_words(row))
             for decision in row["decisions"]:
                 typer.echo(f"  {plan_in_words(decision)}")

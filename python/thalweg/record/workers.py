@@ -3,6 +3,8 @@
 A line has the number of the round, the node's name, counters since the node's process began, and the plans that the
 node has made since the line before (``thalweg.trees.counters``), of which it keeps the latest 64. It is written when
 the round is over, so a plan that was made during a round is in that round's line. A node that is lost has no line.
+
+A line whose node is "root" has the root's decision before the round which clients move (``thalweg.trees.balance``).
 """
 
 from __future__ import annotations

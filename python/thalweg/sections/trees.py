@@ -120,7 +120,9 @@ class TreeSection(Section):
     )
     history: Fraction = Field(0.7, description="weight of history in the estimate of a node's queue (section 5.2)")
     every: Annotated[Time, Option("plan-every", of=("run",), metavar="TIME")] = Field(
-        120.0, description="time after which a node plans again how many leaves it has"
+        120.0,
+        description="time after which a node plans again how many leaves it has, and the root which clients leave an "
+        "overloaded node",
     )
     silence: Time = Field(10.0, description="time without a word after which a node counts as lost")
     between: Time = Field(10.0, description="of a simulation: from the opening of a round to the first update")

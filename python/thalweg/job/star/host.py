@@ -43,6 +43,7 @@ from thalweg.record.folder import utc_now
 from thalweg.transports import registry
 from thalweg.transports.links import Trust
 from thalweg.trees import live
+from thalweg.trees.balance import BalanceRow
 from thalweg.trees.counters import Workers
 from thalweg.trees.decided import Watched, plan_in_words
 from thalweg.trees.live import WorkReport
@@ -238,6 +239,9 @@ class Host:
         rows = list(self.watched.rows(done["round"], self.worker_counters()))
         if rows:
             self.record.workers([asdict(row) for row in rows])
+        balances = self.server.balances() if isinstance(self.server, Tree) else ()
+        if balances:
+            self.record.workers([asdict(BalanceRow(done["round"], balance)) for balance in balances])
         for row in rows:
             for decision in row.decisions:
                 if decision.before != decision.leaves:

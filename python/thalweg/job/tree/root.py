@@ -18,6 +18,7 @@ from thalweg.job.common import server_reports
 from thalweg.job.common.resent import counted
 from thalweg.job.common.server_reports import Departure, ResentCounts
 from thalweg.job.tree import placement
+from thalweg.job.tree.balancing import LoadBalancer
 from thalweg.job.tree.confirming import Fates
 from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.messages import ForgetClient, ForgetNode, Open, Request, Resent, TopOptions, Wait
@@ -34,6 +35,7 @@ from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
+from thalweg.trees.balance import Balance, balance_in_words, rules
 from thalweg.trees.counters import NodeClients, Workers
 from thalweg.trees.merging import merged, workers
 from thalweg.ui.phrases import number_of
@@ -171,6 +173,10 @@ class Tree:
         # How each node's last process ended. The root may first notice a broken link, which does not say how.
         self._ends: dict[str, str] = {}
         self.recovery = NodeRecovery(self, self._rounds.grace)
+        # Decides which clients move from overloaded nodes to others; None: they stay. And its decisions that were not
+        # read yet.
+        self.balancer: LoadBalancer | None = None
+        self._balances: list[Balance] = []
         # Where a user finds the nodes' log. Hints of errors name it.
         self.log = "the record's log.txt"
 
@@ -358,6 +364,36 @@ class Tree:
             self.tell_homes()
         return hosts
 
+    def _balance(self) -> None:
+        """Move clients away from overloaded nodes, if a decision is due. No round may be under way.
+
+        So no node holds an update of a client that moves, and each client is asked by one node in each round.
+        """
+        here = [node for node in self._here() if node.address]
+        balance = None if self.balancer is None else self.balancer.decide(here, self._ended.keys())
+        if balance is None:
+            return
+        self._balances.append(balance)
+        self.note(balance_in_words(wire.values_of(balance)))
+        nodes = {node.name: node for node in here}
+        changed: dict[str, Node] = {}
+        for move in balance.moves:
+            source, target = nodes[move.source], nodes[move.target]
+            self._moved[move.client] = self._number
+            source.clients = [client for client in source.clients if client != move.client]
+            target.clients = [*target.clients, move.client]
+            source.expected, target.expected = source.expected - 1, target.expected + 1
+            changed |= {source.name: source, target.name: target}
+        if changed:
+            self.tell_homes()
+            # A node waits until its new clients are there. A node that clients have left says so at once.
+            self.await_clients(list(changed.values()), self._rounds.grace)
+
+    def balances(self) -> list[Balance]:
+        """Return the decisions since the last call: which clients moved from overloaded nodes, and why."""
+        balances, self._balances = self._balances, []
+        return balances
+
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait at most ``timeout`` seconds until each node's clients are connected; return how many are connected."""
         del clients  # each node waits for its own
@@ -416,6 +452,7 @@ class Tree:
         look = None if observer is None else lambda: observer('{"clients": {}}')
         self.end_confirming(look or _nothing)
         self.recovery.settle(self._nodes, look or _nothing)
+        self._balance()
         self._number = number
         started, began = time.time(), time.perf_counter()
         self._node_log.begin()
@@ -524,11 +561,13 @@ class Tree:
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
         gone: list[tuple[str, str, bool]] = []
+        homes = {client: node for node in self._nodes for client in node.clients}
         for node in self._nodes:
             if node.loss is not None:
                 gone += [Departure(client, node.reason, False) for client in node.clients]
             elif node.state is not None:
-                gone += node.state.departed
+                # A client that has moved to another node is not gone.
+                gone += [one for one in node.state.departed if homes.get(one[0], node) is node]
         return wire.encode(gone)
 
     def resent(self, timeout: float) -> str:
@@ -676,6 +715,8 @@ def tree_of(
     rounds = wire.made(RoundOptions, served)
     tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=rounds.choose, goal=rounds.goal)
     tree.recovery.away = (plan.nodes or NodesSection()).away
+    balancing = rules(plan)
+    tree.balancer = None if balancing is None else LoadBalancer(balancing)
     return tree
 
 
