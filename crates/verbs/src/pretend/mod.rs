@@ -38,6 +38,9 @@ pub struct Behaviour {
     pub delay: f64,
     /// Which writes and reads fail, and how. They are counted from 0 over all pairs of the device.
     pub faults: Vec<(u64, Fault)>,
+    /// Which writes and reads stall their pair once they have begun, until [`Fabric::go_on`]: a device that waits
+    /// for a lost packet to be sent again. They are counted in the same way.
+    pub stalls: Vec<u64>,
     /// Maximum number of bytes that may be registered.
     pub locked: u64,
     /// Whether the device has memory windows.
@@ -48,13 +51,16 @@ pub struct Behaviour {
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { seed: 1, delay: 0.0, faults: Vec::new(), locked: u64::MAX, windows: true, reads: 16 }
+        let (faults, stalls) = (Vec::new(), Vec::new());
+        Self { seed: 1, delay: 0.0, faults, stalls, locked: u64::MAX, windows: true, reads: 16 }
     }
 }
 
 /// A write that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
+    /// Number of the end that writes.
+    pub pair: u32,
     /// Where it goes.
     pub to: Remote,
     /// How many bytes it has.
@@ -90,6 +96,16 @@ impl Fabric {
     /// The writes that have begun and did not fail at once, in order.
     pub fn writes(&self) -> Vec<Written> {
         locked(&self.writes).clone()
+    }
+
+    /// Lets all pairs that have stalled go on.
+    pub fn go_on(&self) {
+        let pairs: Vec<Wire> = locked(&self.pairs).values().cloned().collect();
+        for pair in &pairs {
+            let mut state = locked(pair);
+            state.stalled = false;
+            state.wake();
+        }
     }
 
     /// Breaks all pairs, like a cut cable. Returns how many.

@@ -29,7 +29,7 @@ impl PretendPair {
     fn step(&self) -> bool {
         let _turn = locked(&self.fabric.turn);
         let mut state = locked(&self.wire);
-        if state.lost.is_some() || state.is_idle() {
+        if state.lost.is_some() || state.stalled || state.is_idle() {
             return false;
         }
         if state.rng.hits(self.shared.behaviour.delay) {
@@ -112,7 +112,10 @@ impl PretendPair {
     }
 
     fn begin(&self, id: u64, work: Work) {
-        if let Some(fault) = self.fault(&work) {
+        let number = self.count(&work);
+        let behaviour = &self.shared.behaviour;
+        let fault = number.and_then(|number| behaviour.faults.iter().find(|(at, _)| *at == number));
+        if let Some(&(_, fault)) = fault {
             let mut state = locked(&self.wire);
             if let Work::Read { into, .. } = work {
                 state.unread.push(into.into());
@@ -122,9 +125,10 @@ impl PretendPair {
         if let Work::Write { bytes, to } | Work::Note { bytes, to, .. } = &work {
             let (bytes, note) =
                 (bytes.iter().map(|part| part.len() as u64).sum(), matches!(work, Work::Note { .. }));
-            locked(&self.fabric.writes).push(Written { to: *to, bytes, note });
+            locked(&self.fabric.writes).push(Written { pair: self.number, to: *to, bytes, note });
         }
         let mut state = locked(&self.wire);
+        state.stalled = number.is_some_and(|number| behaviour.stalls.contains(&number));
         match work {
             Work::Write { bytes, to } => {
                 state.write(&bytes, to);
@@ -158,15 +162,15 @@ impl PretendPair {
         }
     }
 
-    /// The fault with which this write or read fails, if it does.
-    fn fault(&self, work: &Work) -> Option<Fault> {
+    /// The number of this write or read among those of the device; `None` for any other work.
+    fn count(&self, work: &Work) -> Option<u64> {
         if !matches!(work, Work::Write { .. } | Work::Note { .. } | Work::Read { .. }) {
             return None;
         }
         let mut writes = locked(&self.shared.writes);
         let number = *writes;
         *writes += 1;
-        self.shared.behaviour.faults.iter().find(|(at, _)| *at == number).map(|(_, fault)| *fault)
+        Some(number)
     }
 }
 

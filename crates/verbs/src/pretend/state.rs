@@ -29,6 +29,8 @@ pub(super) struct Reading {
 pub(super) struct State {
     pub(super) peer: Option<u32>,
     pub(super) lost: Option<Fault>,
+    /// Whether the pair makes no step until it is released.
+    pub(super) stalled: bool,
     pub(super) open: HashMap<u32, Memory>,
     pub(super) lent: HashMap<u32, Bytes>,
     pub(super) queue: VecDeque<(u64, Work)>,
@@ -51,6 +53,7 @@ impl State {
         Self {
             peer: None,
             lost: None,
+            stalled: false,
             open: HashMap::new(),
             lent: HashMap::new(),
             queue: VecDeque::new(),
