@@ -135,9 +135,15 @@ pub struct Mover {
 impl Mover {
     /// A mover without grants.
     pub fn new(config: Config) -> Self {
+        Self::sharing(config, 1)
+    }
+
+    /// A mover for one of `pairs` pairs that a sender uses at the same time. Together they start with few bytes
+    /// in flight, as one pair does. Otherwise they know nothing of each other.
+    pub fn sharing(config: Config, pairs: usize) -> Self {
         Self {
             config,
-            window: Window::new(config.flight),
+            window: Window::new(config.flight, pairs as u64),
             slots: Slots::new(config.slots),
             runs: BTreeMap::new(),
             flying: BTreeMap::new(),

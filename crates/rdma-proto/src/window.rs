@@ -6,7 +6,7 @@ use thalweg_sending::{AckSample, Delivery, Pacer, Rate, Stamp};
 use crate::cut::Size;
 use crate::Time;
 
-/// Pieces in the initial window.
+/// Pieces in the initial window of a sender with one pair.
 const INITIAL: u64 = 4;
 
 /// How much is in flight at a time.
@@ -43,6 +43,8 @@ pub(crate) enum Permit {
 #[derive(Debug)]
 pub(crate) struct Window {
     flight: Flight,
+    /// How many pairs share the initial window.
+    pairs: u64,
     pub size: Size,
     rate: Rate,
     delivery: Delivery,
@@ -55,11 +57,13 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) fn new(flight: Flight) -> Self {
-        let size = Size::new();
+    /// The window of one of `pairs` pairs, which share the initial window as far as one piece each allows.
+    pub(crate) fn new(flight: Flight, pairs: u64) -> Self {
+        let (size, initial) = (Size::new(), INITIAL / pairs.max(1));
         Self {
             flight,
-            rate: Rate::new(size.bytes(), INITIAL),
+            pairs,
+            rate: Rate::new(size.bytes(), initial.max(1)),
             size,
             delivery: Delivery::default(),
             pacer: Pacer::new(Time::ZERO),
@@ -71,7 +75,7 @@ impl Window {
 
     /// Starts with new estimates and shorter pieces, after a pair was lost.
     pub(crate) fn restart(&mut self) {
-        let mut fresh = Self::new(self.flight);
+        let mut fresh = Self::new(self.flight, self.pairs);
         fresh.size.late();
         *self = fresh;
     }

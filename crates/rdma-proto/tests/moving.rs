@@ -158,6 +158,28 @@ fn window() -> Mover {
     })
 }
 
+/// Pairs of one sender start with as few bytes in flight as one pair does, as far as one piece each allows. They
+/// still do so after a loss.
+#[test]
+fn pairs_share_the_initial_window() {
+    let config = Config {
+        cut: Cut::Adaptive,
+        flight: Flight::Window,
+        pieces: 128,
+        slots: 256,
+        notes: 0,
+        longest: u64::MAX,
+    };
+    let one = Mover::new(config).window();
+    for (pairs, share) in [(1, 1), (2, 2), (4, 4), (16, 4)] {
+        let mut mover = Mover::sharing(config, pairs);
+        assert_eq!(mover.window(), one / share, "{pairs} pairs");
+        mover.handle_grant(grant(1, 1 << 20));
+        assert_eq!(mover.handle_lost_pair(MS), Verdict::Again);
+        assert!(mover.window() <= one / share, "{pairs} pairs, after a loss");
+    }
+}
+
 #[test]
 fn three_losses_without_progress_end_the_link() {
     let mut mover = window();

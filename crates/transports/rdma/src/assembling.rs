@@ -27,7 +27,7 @@ use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
-use crate::words::{Word, RECORD};
+use crate::words::{Word, ONLY, RECORD};
 use crate::{GRANTS, NOTES};
 
 /// Maximum number of missing ranges of a chunk that one answer lists.
@@ -62,7 +62,7 @@ impl Assembling {
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
-            joined: Joined::new(device, joined),
+            joined: Joined::new(device, ONLY, joined),
             runs: BTreeMap::new(),
             asked: VecDeque::new(),
             noted: 0,
@@ -94,7 +94,7 @@ impl Assembling {
         match done {
             Done::Opened(FIRST, slot) => {
                 for &number in self.runs.keys() {
-                    outbox.say(&Word::Grant { number, to: slot });
+                    outbox.say(&Word::Grant { number, pair: ONLY, to: slot });
                 }
             }
             Done::Noted(_) => {
@@ -169,7 +169,7 @@ impl Receives for Assembling {
             Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
             Word::Sum { number, sum } => self.handle_sum(number, sum),
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
-            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
+            Word::Renew { pair: ONLY, epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
             // `poll` answers this message, and only `receive` calls `poll`. While nobody receives, further
             // pieces would get lost in the slot, so the sender should not send them again.
             Word::Sent { number } if self.asked.len() <= GRANTS => self.asked.push_back(number),
@@ -209,7 +209,7 @@ impl Receives for Assembling {
         self.runs.insert(number, Run { part, sum: None, landing, bytes, there: Ranges::new() });
         // While a lost pair is being replaced, `handle` sends the grant once the slot is open again.
         if let Some(to) = self.joined.first() {
-            outbox.say(&Word::Grant { number, to });
+            outbox.say(&Word::Grant { number, pair: ONLY, to });
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ impl Ends<Assembling> {
         self.receiver.handle_word(Word::Offer { number, extent }, &self.outbox).unwrap();
         let (number, part) = self.receiver.next_offer(u64::MAX).unwrap();
         self.receiver.grant(number, part, vec![None], &self.outbox).unwrap();
-        assert_eq!(self.outbox.said(), [Word::Grant { number, to: self.first }]);
+        assert_eq!(self.outbox.said(), [Word::Grant { number, pair: ONLY, to: self.first }]);
     }
 
     fn write(&mut self, number: u64, start: u64, flip: u8) {

@@ -34,6 +34,8 @@ pub(crate) enum State {
 /// A part that was offered. The entry stays until the peer has taken the part, and the device has freed its bytes.
 pub(crate) struct Entry {
     pub(crate) state: State,
+    /// Index of the pair that the peer granted memory to. It stays the same when that pair is replaced.
+    pub(crate) pair: Option<usize>,
     pub(crate) length: u64,
     pub(crate) bytes: Bytes,
     pub(crate) chunks: Vec<ChunkRef>,

@@ -4,13 +4,14 @@
 //! connecting end                          listening end
 //! hello: endpoints, style; or a refusal ->
 //!                                     <-  hello: endpoints, style; or a refusal
-//! ring: where commit records go      <->  ring                      if both have endpoints
+//! rings: where commit records go     <->  rings                     if both have endpoints
 //!               one packet over each pair <->
 //! ready, or a refusal                <->  ready, or a refusal
 //! ```
 //!
-//! If either end refuses, the link is the inner one. Each direction has a pair of its own, so that revoking
-//! memory never waits behind data.
+//! If either end refuses, the link is the inner one. Each direction has pairs of its own, so that revoking
+//! memory never waits behind data. Each end names endpoints for as many pairs as its option `pairs` says. Both
+//! use the lower of the two numbers.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,11 +26,11 @@ use thalweg_wire::text::plain;
 use thalweg_wire::{Range, MAX_CHUNK};
 
 use crate::device::Towards;
-use crate::settings::{Style, SLOTS};
+use crate::settings::{Choices, Style, MOST_PAIRS, SLOTS};
 use crate::words::{put_remote, Reader, RECORD};
 use crate::{NOTES, WORKS};
 
-const MAGIC: &[u8; 5] = b"tlwr\x03";
+const MAGIC: &[u8; 5] = b"tlwr\x04";
 const SHAKE: &str = "shake hands";
 /// Longest reason for a refusal, in bytes.
 const REASON: usize = 600;
@@ -43,6 +44,9 @@ const PROBING: Duration = Duration::from_secs(4);
 /// it cannot lock the arenas' memory.
 const SPARE: u64 = 8 << 20;
 
+/// Bytes of a ring.
+const RING: u64 = (SLOTS * RECORD) as u64;
+
 /// Bytes of the one slot of FedRDMA's first version (section 3.1): a header and the longest chunk.
 const SLOT: u64 = RECORD as u64 + MAX_CHUNK as u64;
 
@@ -53,16 +57,13 @@ pub(crate) enum Shaken {
     Tcp(String),
 }
 
-/// Two pairs that work, and what the ends have agreed on.
+/// Pairs that work, at least one for each direction, and what the ends have agreed on.
 pub(crate) struct Pairs {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) outgoing: Box<dyn Pair>,
-    /// The peer's ring or slot. Unused when receivers read.
-    pub(crate) to: Remote,
-    pub(crate) incoming: Box<dyn Pair>,
-    /// The key to our own ring or slot, and its address.
-    pub(crate) ring: u32,
-    pub(crate) ring_address: usize,
+    /// Each pair with the peer's ring or slot, which is unused when receivers read.
+    pub(crate) outgoing: Vec<(Box<dyn Pair>, Remote)>,
+    /// Each pair with the key to our own ring or slot, and its address.
+    pub(crate) incoming: Vec<(Box<dyn Pair>, u32, usize)>,
     /// Whether receivers read, instead of senders writing.
     pub(crate) pulls: bool,
     /// How the peer sends. Not used when receivers read.
@@ -125,12 +126,13 @@ impl Messages<'_> {
 /// The pairs and memory that this end prepares before it knows anything about the peer.
 struct Ours {
     device: Arc<dyn Device>,
-    outgoing: Box<dyn Pair>,
-    incoming: Box<dyn Pair>,
-    ring: Arena,
+    outgoing: Vec<Box<dyn Pair>>,
+    incoming: Vec<Box<dyn Pair>>,
+    /// The rings of all incoming pairs, one behind the other.
+    rings: Arena,
 }
 
-fn prepare(device: Towards) -> std::result::Result<Ours, String> {
+fn prepare(device: Towards, pairs: usize) -> std::result::Result<Ours, String> {
     let why = |error: thalweg_verbs::Error| format!("{}: {error}", device.name());
     let works = device.limits().works;
     if works < WORKS + 1 {
@@ -141,11 +143,12 @@ fn prepare(device: Towards) -> std::result::Result<Ours, String> {
     let some = Arena::new(SPARE).map_err(|error| error.to_string())?;
     device.register(&some).map_err(why)?;
     drop(some);
-    let ring = Arena::new((SLOTS * RECORD) as u64).map_err(|error| error.to_string())?;
-    device.register(&ring).map_err(why)?;
-    let outgoing = device.first_pair(NOTES).map_err(why)?;
-    let incoming = device.first_pair(NOTES).map_err(why)?;
-    Ok(Ours { device: Arc::new(device), outgoing, incoming, ring })
+    let rings = Arena::new(pairs as u64 * RING).map_err(|error| error.to_string())?;
+    device.register(&rings).map_err(why)?;
+    let make = || (0..pairs).map(|_| device.first_pair(NOTES).map_err(why)).collect();
+    let (outgoing, incoming): (std::result::Result<_, String>, std::result::Result<_, String>) =
+        (make(), make());
+    Ok(Ours { outgoing: outgoing?, incoming: incoming?, device: Arc::new(device), rings })
 }
 
 /// Shakes hands over the inner link. `device` is this end's device, or the reason why it has none.
@@ -156,43 +159,55 @@ pub(crate) async fn shake(
     inner: &dyn Link,
     end: End,
     device: std::result::Result<Arc<dyn Device>, String>,
-    style: Style,
+    &Choices { style, pairs, .. }: &Choices,
 ) -> Result<Shaken> {
     let messages = Messages(inner);
     let round_trip = inner.counters().round_trip;
-    let ours = device.and_then(|device| prepare(Towards { device, round_trip }));
+    let ours = device.and_then(|device| prepare(Towards { device, round_trip }, pairs));
     let endpoints = ours.as_ref().map(|ours| {
-        let mut both = ours.outgoing.endpoint().encode().to_vec();
-        both.extend(ours.incoming.endpoint().encode());
-        both.push(style as u8);
-        both
+        let mut all = vec![style as u8, pairs as u8];
+        for pair in ours.outgoing.iter().zip(&ours.incoming) {
+            all.extend(pair.0.endpoint().encode());
+            all.extend(pair.1.endpoint().encode());
+        }
+        all
     });
     let said = endpoints.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
     let heard = messages.exchange(end, 1, said).await?;
-    let (ours, theirs) = match (ours, heard) {
+    let (mut ours, theirs) = match (ours, heard) {
         (Ok(ours), Ok(theirs)) => (ours, theirs),
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
     let mut reader = Reader(&theirs);
-    let (their_outgoing, their_incoming) = (reader.endpoint()?, reader.endpoint()?);
-    let [theirs] = reader.take()?;
+    let [theirs, their_pairs] = reader.take()?;
+    let their_pairs = usize::from(their_pairs);
+    if !(1..=MOST_PAIRS).contains(&their_pairs) {
+        return Err(corrupt("endpoints of no pair, or of too many"));
+    }
+    let both = |_| Ok((reader.endpoint()?, reader.endpoint()?));
+    let mut endpoints = (0..their_pairs).map(both).collect::<Result<Vec<(Endpoint, Endpoint)>>>()?;
     let styles = [Style::Writes, Style::Pull, Style::Slot, Style::Printed];
     let known = styles.into_iter().find(|&known| known as u8 == theirs);
     let theirs = known.ok_or_else(|| corrupt("an unknown mode"))?;
-    join(messages, end, ours, (&their_outgoing, &their_incoming), (style, theirs)).await
+    let agreed = if [style, theirs] == [Style::Writes; 2] { pairs.min(their_pairs) } else { 1 };
+    ours.outgoing.truncate(agreed);
+    ours.incoming.truncate(agreed);
+    endpoints.truncate(agreed);
+    join(messages, end, ours, &endpoints, (style, theirs)).await
 }
 
 async fn join(
     messages: Messages<'_>,
     end: End,
     mut ours: Ours,
-    (their_outgoing, their_incoming): (&Endpoint, &Endpoint),
+    endpoints: &[(Endpoint, Endpoint)],
     (style, theirs): (Style, Style),
 ) -> Result<Shaken> {
     let pulls = [style, theirs].contains(&Style::Pull);
     let has_mode = pulls || theirs.is_available();
-    let mtu = ours.outgoing.endpoint().mtu.min(their_incoming.mtu);
+    let both = ours.outgoing.iter().zip(endpoints);
+    let mtu = both.map(|(pair, (_, theirs))| pair.endpoint().mtu.min(theirs.mtu)).min().unwrap_or_default();
     let opened = async {
         if !has_mode {
             return Err(
@@ -202,53 +217,67 @@ async fn join(
             );
         }
         let refused = |error: thalweg_verbs::Error| error.to_string();
-        ours.outgoing.connect(their_incoming).map_err(refused)?;
-        ours.incoming.connect(their_outgoing).map_err(refused)?;
+        for (at, (their_outgoing, their_incoming)) in endpoints.iter().enumerate() {
+            ours.outgoing[at].connect(their_incoming).map_err(refused)?;
+            ours.incoming[at].connect(their_outgoing).map_err(refused)?;
+        }
+        let mut length = RING;
         if theirs == Style::Slot && !pulls {
-            ours.ring = Arena::new(SLOT).map_err(|error| error.to_string())?;
-            ours.device.register(&ours.ring).map_err(refused)?;
+            length = SLOT;
+            ours.rings = Arena::new(SLOT).map_err(|error| error.to_string())?;
+            ours.device.register(&ours.rings).map_err(refused)?;
         }
-        // Receivers that read open no memory to writes. This end lends its ring instead, for the peer's first
-        // read.
-        let pair = if pulls {
-            let bytes = ours.ring.lend(ours.ring.range()).map_err(|error| error.to_string())?;
-            ours.outgoing.post(0, Work::Lend(bytes)).map_err(refused)?;
-            &mut ours.outgoing
-        } else {
-            let claim = ours.ring.claim(ours.ring.range()).map_err(|error| error.to_string())?;
-            ours.incoming.post(0, Work::Open(claim.into())).map_err(refused)?;
-            &mut ours.incoming
-        };
-        match next(pair).await {
-            Done::Opened(_, ring) => Ok(ring),
-            other => Err(format!("the ring could not be opened ({other:?})")),
+        let mut rings = Vec::new();
+        for (start, at) in (0..).step_by(length as usize).zip(0..endpoints.len()) {
+            let range = Range::new(start, start + length);
+            // Receivers that read open no memory to writes. This end lends its ring instead, for the peer's
+            // first read.
+            let pair = if pulls {
+                let bytes = ours.rings.lend(range).map_err(|error| error.to_string())?;
+                ours.outgoing[at].post(0, Work::Lend(bytes)).map_err(refused)?;
+                &mut ours.outgoing[at]
+            } else {
+                let claim = ours.rings.claim(range).map_err(|error| error.to_string())?;
+                ours.incoming[at].post(0, Work::Open(claim.into())).map_err(refused)?;
+                &mut ours.incoming[at]
+            };
+            match next(pair).await {
+                Done::Opened(_, ring) => rings.push(ring),
+                other => return Err(format!("a ring could not be opened ({other:?})")),
+            }
         }
+        Ok(rings)
     };
     let opened = opened.await;
-    let ring = opened.as_ref().map(|ring| {
+    let rings = opened.as_ref().map(|rings| {
         let mut bytes = Vec::new();
-        put_remote(&mut bytes, *ring);
+        rings.iter().for_each(|&ring| put_remote(&mut bytes, ring));
         bytes
     });
-    let said = ring.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
+    let said = rings.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
     let heard = messages.exchange(end, 2, said).await?;
     let (own, to) = match (opened, heard) {
-        (Ok(own), Ok(theirs)) => (own, Reader(&theirs).remote()?),
+        (Ok(own), Ok(theirs)) => {
+            let mut reader = Reader(&theirs);
+            let to = own.iter().map(|_| reader.remote()).collect::<Result<Vec<Remote>>>()?;
+            (own, to)
+        }
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
-    // Read one packet, as long as the path's MTU or the ring allows.
-    let length = u64::from(mtu).min((SLOTS * RECORD) as u64);
+    // One packet over each pair, as long as the path's MTU or the ring allows.
+    let length = u64::from(mtu).min(RING);
     let probed =
-        if pulls { probe_by_read(&mut ours, to, length).await } else { probe(&mut ours, to, length).await };
+        if pulls { probe_by_read(&mut ours, &to, length).await } else { probe(&mut ours, &to, length).await };
     let said = probed.as_ref().map(|()| &[][..]).map_err(|why| why.as_str());
     let heard = messages.exchange(end, 3, said).await?;
     match (probed, heard) {
         (Ok(()), Ok(_)) => {
-            let Ours { device, outgoing, incoming, ring } = ours;
-            let ring_address = ring.as_ptr() as usize;
-            let ring = own.key;
-            let pairs = Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu };
+            let Ours { device, outgoing, incoming, .. } = ours;
+            let outgoing = outgoing.into_iter().zip(to).collect();
+            let with_ring = |(pair, ring): (_, Remote)| (pair, ring.key, ring.address as usize);
+            let incoming = incoming.into_iter().zip(own).map(with_ring).collect();
+            let pairs = Pairs { device, outgoing, incoming, pulls, theirs, mtu };
             Ok(Shaken::Rdma(Box::new(pairs)))
         }
         (Err(why), _) => Ok(Shaken::Tcp(why)),
@@ -273,18 +302,18 @@ fn blocked(what: &str, length: u64) -> String {
     )
 }
 
-/// Reads one packet over the incoming pair. Meanwhile the peer reads one over our outgoing pair.
-async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::result::Result<(), String> {
+/// Reads one packet over the incoming pair. Meanwhile the peer reads one over our outgoing pair. Where receivers
+/// read, there are no others.
+async fn probe_by_read(ours: &mut Ours, from: &[Remote], length: u64) -> std::result::Result<(), String> {
+    let (outgoing, incoming, from) = (&mut ours.outgoing[0], &mut ours.incoming[0], from[0]);
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;
     let into = memory.claim(memory.range()).map_err(|error| error.to_string())?;
-    ours.incoming.post(0, Work::Read { into, from }).map_err(|error| error.to_string())?;
+    incoming.post(0, Work::Read { into, from }).map_err(|error| error.to_string())?;
     // Poll the outgoing pair as well: the peer's read may progress only while this end polls.
-    let other = async {
-        Err::<(), _>(format!("the peer's first read failed ({:?})", next(&mut ours.outgoing).await))
-    };
+    let other = async { Err::<(), _>(format!("the peer's first read failed ({:?})", next(outgoing).await)) };
     let read = async {
-        match next(&mut ours.incoming).await {
+        match next(incoming).await {
             Done::Read(..) => Ok(()),
             Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer", length)),
             other => Err(format!("the first read failed ({other:?})")),
@@ -300,27 +329,35 @@ async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::resul
     tokio::time::timeout(PROBING, both).await.unwrap_or_else(|_| Err(blocked("nothing comes", length)))
 }
 
-/// Writes one packet over the outgoing pair and waits for the peer's packet on the incoming pair. The path
+/// Writes one packet over each outgoing pair and waits for the peer's packet on each incoming pair. The path
 /// may carry TCP but no RDMA, or no packets of that length. This is also FedRDMA's Link-Enable (section 4.3):
 /// a device that must first learn the path does so before data is sent.
-async fn probe(ours: &mut Ours, to: Remote, length: u64) -> std::result::Result<(), String> {
+async fn probe(ours: &mut Ours, to: &[Remote], length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;
     let bytes = memory.lend(Range::new(0, length)).map_err(|error| error.to_string())?;
-    let work = Work::Note { bytes: vec![bytes], to, note: PROBE };
-    ours.outgoing.post(0, work).map_err(|error| error.to_string())?;
+    for (pair, &to) in ours.outgoing.iter_mut().zip(to) {
+        let work = Work::Note { bytes: vec![bytes.clone()], to, note: PROBE };
+        pair.post(0, work).map_err(|error| error.to_string())?;
+    }
     let outgoing = async {
-        match next(&mut ours.outgoing).await {
-            Done::Written(_) => Ok(()),
-            Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer", length)),
-            other => Err(format!("the first write failed ({other:?})")),
+        for pair in &mut ours.outgoing {
+            match next(pair).await {
+                Done::Written(_) => {}
+                Done::Lost(Fault::Retries) => return Err(blocked("the peer does not answer", length)),
+                other => return Err(format!("the first write failed ({other:?})")),
+            }
         }
+        Ok(())
     };
     let incoming = async {
-        match next(&mut ours.incoming).await {
-            Done::Noted(PROBE) => Ok(()),
-            other => Err(format!("the peer's first write failed ({other:?})")),
+        for pair in &mut ours.incoming {
+            match next(pair).await {
+                Done::Noted(PROBE) => {}
+                other => return Err(format!("the peer's first write failed ({other:?})")),
+            }
         }
+        Ok(())
     };
     let both = async { tokio::join!(outgoing, incoming) };
     match tokio::time::timeout(PROBING, both).await {
@@ -339,15 +376,20 @@ mod tests {
     use super::*;
 
     /// Shakes hands; the connecting end may come from a build with baselines.
-    async fn shaken(theirs: Style, ours: Style) -> [Shaken; 2] {
+    async fn shaken(theirs: (Style, usize), ours: (Style, usize)) -> [Shaken; 2] {
+        let choices = |(style, pairs)| {
+            let choices = Choices::read(&Default::default()).unwrap();
+            Choices { style, pairs, ..choices }
+        };
         let fabric = Arc::new(Fabric::default());
         let pair = Factory::new(Arc::new(Memory), "memory://hello:0").pair().await;
         let device = || -> std::result::Result<Arc<dyn Device>, String> {
             Ok(Arc::new(Pretend::new(&fabric, Behaviour::default())))
         };
+        let (theirs, ours) = (choices(theirs), choices(ours));
         let (connected, accepted) = tokio::join!(
-            shake(&*pair.client, End::Connecting, device(), theirs),
-            shake(&*pair.server, End::Listening, device(), ours),
+            shake(&*pair.client, End::Connecting, device(), &theirs),
+            shake(&*pair.server, End::Listening, device(), &ours),
         );
         [connected.unwrap(), accepted.unwrap()]
     }
@@ -355,7 +397,7 @@ mod tests {
     #[tokio::test]
     async fn a_mode_that_the_build_lacks_makes_a_link_tcp_that_says_why() {
         for theirs in [Style::Slot, Style::Printed] {
-            for shaken in shaken(theirs, Style::Writes).await {
+            for shaken in shaken((theirs, 1), (Style::Writes, 1)).await {
                 match shaken {
                     Shaken::Rdma(_) => assert!(theirs.is_available()),
                     Shaken::Tcp(why) => {
@@ -364,8 +406,26 @@ mod tests {
                 }
             }
             // Nobody writes to an end that reads.
-            let both = shaken(theirs, Style::Pull).await;
+            let both = shaken((theirs, 1), (Style::Pull, 1)).await;
             assert!(both.iter().all(|shaken| matches!(shaken, Shaken::Rdma(_))));
+        }
+    }
+
+    /// Both ends use as many pairs as the end with fewer has, and one where a receiver reads.
+    #[tokio::test]
+    async fn the_ends_agree_on_the_lower_number_of_pairs() {
+        let writes = |pairs| (Style::Writes, pairs);
+        let cases = [
+            (writes(1), writes(1), 1),
+            (writes(16), writes(3), 3),
+            (writes(1), writes(16), 1),
+            (writes(4), (Style::Pull, 1), 1),
+        ];
+        for (theirs, ours, agreed) in cases {
+            for shaken in shaken(theirs, ours).await {
+                let Shaken::Rdma(pairs) = shaken else { panic!("{theirs:?} and {ours:?}: tcp") };
+                assert_eq!((pairs.outgoing.len(), pairs.incoming.len()), (agreed, agreed));
+            }
         }
     }
 }

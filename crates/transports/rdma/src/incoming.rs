@@ -3,6 +3,10 @@
 //! A part is offered, placed, granted, written, committed, revoked and stored, in this order. The receiver
 //! looks at its bytes only after the peer's key to them is invalid. So a late write cannot change bytes that
 //! are in use.
+//!
+//! With several pairs a part belongs to one of them: the pair that its memory is open to. Its pieces and its
+//! commit record come over that pair, which keeps their order. Pairs share nothing, so one that is slow or lost
+//! delays its own parts alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,6 +48,8 @@ enum Fate {
 }
 
 struct Granted {
+    /// Index of the pair that the memory is open to.
+    pair: usize,
     part: Part,
     landing: Landing,
     address: u64,
@@ -54,19 +60,32 @@ struct Granted {
 /// The receiving side of a link whose peer writes parts to their places.
 pub(crate) struct Incoming {
     arrivals: Arrivals,
-    /// The pair; its first memory is the ring.
-    joined: Joined,
+    /// The pairs; the first memory of each is its ring.
+    joined: Vec<Joined>,
     grants: BTreeMap<u64, Granted>,
 }
 
 impl Incoming {
-    /// Takes a pair that has opened the ring, with its key and address.
-    pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
-        Self {
-            arrivals: Arrivals::new(device.clone(), pool),
-            joined: Joined::new(device, joined),
-            grants: BTreeMap::new(),
-        }
+    /// Takes pairs that have opened their rings, each with its ring's key and address.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        pool: Arc<Pool>,
+        pairs: Vec<(Box<dyn Pair>, u32, usize)>,
+    ) -> Self {
+        let arrivals = Arrivals::new(device.clone(), pool);
+        let join = |(number, pair)| Joined::new(device.clone(), number, pair);
+        Self { arrivals, joined: (0..).zip(pairs).map(join).collect(), grants: BTreeMap::new() }
+    }
+
+    /// The connected pair to which the fewest bytes are open. A pair that waits for a retransmission keeps its
+    /// bytes longer, so it gets fewer new ones.
+    fn least_loaded(&self) -> Option<usize> {
+        let load = |pair: &usize| {
+            let of = self.grants.values().filter(|grant| grant.pair == *pair);
+            of.map(|grant| grant.part.bytes).sum::<u64>()
+        };
+        let is_connected = |pair: &usize| self.joined[*pair].first().is_some();
+        (0..self.joined.len()).filter(is_connected).min_by_key(load)
     }
 
     /// # Errors
@@ -83,25 +102,31 @@ impl Incoming {
     }
 
     /// Handles the message that the sender has lost its pair and made another. Joins the new pair, and opens
-    /// to it the memory of grants that the sender may still write to.
+    /// to it the memory of those of its grants that the sender may still write to. Grants of other pairs stay as
+    /// they are.
     ///
     /// # Errors
     /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses,
-    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a commit record that fits no grant.
-    fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
-        self.joined.check(epoch)?;
+    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a pair that the link does not have, or a
+    /// commit record that fits no grant.
+    fn handle_renew(&mut self, pair: u8, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
+        let pair = usize::from(pair);
+        self.joined.get(pair).ok_or_else(|| corrupt("a pair that the link does not have"))?.check(epoch)?;
         // Commit records that arrived before the loss still count.
-        while let Some(done) = self.joined.next_before_renewal(outbox) {
-            self.handle(done, outbox)?;
+        while let Some(done) = self.joined[pair].next_before_renewal(outbox) {
+            self.handle(pair, done, outbox)?;
         }
-        let mut memory = self.joined.renew(epoch, endpoint)?;
-        for (number, mut grant) in std::mem::take(&mut self.grants).into_iter().rev() {
+        let mut memory = self.joined[pair].renew(epoch, endpoint)?;
+        let (lost, others): (BTreeMap<u64, Granted>, _) =
+            std::mem::take(&mut self.grants).into_iter().partition(|(_, grant)| grant.pair == pair);
+        self.grants = others;
+        for (number, mut grant) in lost.into_iter().rev() {
             let memory = memory.remove(&grant.address);
             match (grant.fate, memory) {
                 (Fate::Awaited, Some(memory)) => {
                     grant.state = State::Opening;
                     self.grants.insert(number, grant);
-                    self.joined.post(number, Work::Open(memory))?;
+                    self.joined[pair].post(number, Work::Open(memory))?;
                 }
                 (_, claims) => self.over(number, grant, claims),
             }
@@ -109,11 +134,11 @@ impl Incoming {
         Ok(())
     }
 
-    fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
+    fn handle(&mut self, pair: usize, done: Done, outbox: &Outbox) -> Result<()> {
         match done {
             Done::Opened(FIRST, _) => {}
             Done::Opened(number, to) => self.opened(number, to, outbox)?,
-            Done::Noted(slot) => self.noted(slot)?,
+            Done::Noted(slot) => self.noted(pair, slot)?,
             Done::Closed(number, memory) => {
                 if let Some(grant) = self.grants.remove(&number) {
                     self.over(number, grant, Some(memory));
@@ -130,21 +155,22 @@ impl Incoming {
         if grant.fate == Fate::Withdrawn {
             return self.close(number);
         }
-        outbox.say(&Word::Grant { number, to });
+        outbox.say(&Word::Grant { number, pair: grant.pair as u8, to });
         Ok(())
     }
 
-    /// Handles a commit record: the peer has written all bytes of a grant. The grant must be open. It is closed now, so
-    /// that no later write changes these bytes.
-    fn noted(&mut self, slot: u32) -> Result<()> {
+    /// Handles a commit record: the peer has written all bytes of a grant. The grant must be open to this pair: over
+    /// another one the record could arrive before the bytes. It is closed now, so that no later write changes
+    /// these bytes.
+    fn noted(&mut self, pair: usize, slot: u32) -> Result<()> {
         let wrong = || corrupt("a commit record of nothing that was granted");
         let mut record = [0; RECORD];
         let at = slot as usize * RECORD;
-        if slot as usize >= SLOTS || !self.joined.peek_first(at, &mut record) {
+        if slot as usize >= SLOTS || !self.joined[pair].peek_first(at, &mut record) {
             return Err(wrong());
         }
         let (number, sum) = recorded(&record);
-        let grant = self.grants.get_mut(&number).ok_or_else(wrong)?;
+        let grant = self.grants.get_mut(&number).filter(|grant| grant.pair == pair).ok_or_else(wrong)?;
         match (grant.state, grant.fate) {
             (State::Open { .. }, Fate::Awaited | Fate::Trailing) => grant.fate = Fate::Committed { sum },
             _ => return Err(wrong()),
@@ -158,7 +184,7 @@ impl Incoming {
         let Some(grant) = self.grants.get_mut(&number) else { return Ok(()) };
         let State::Open { key } = grant.state else { return Ok(()) };
         grant.state = State::Closing;
-        self.joined.post(number, Work::Close { key })
+        self.joined[grant.pair].post(number, Work::Close { key })
     }
 
     /// Ends a grant. If it was committed, queues its `memory` for delivery; otherwise returns its credit.
@@ -183,7 +209,7 @@ impl Receives for Incoming {
             Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.grants.len())?,
             Word::Ready { number } => self.arrivals.ready(number, self.grants.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
-            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
+            Word::Renew { pair, epoch, endpoint } => self.handle_renew(pair, epoch, &endpoint, outbox)?,
             _ => return Err(corrupt("a word of another mode")),
         }
         self.arrivals.wake();
@@ -192,8 +218,10 @@ impl Receives for Incoming {
 
     fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()> {
         self.arrivals.receiver_waits(context);
-        while let Some(done) = self.joined.next(context, outbox)? {
-            self.handle(done, outbox)?;
+        for pair in 0..self.joined.len() {
+            while let Some(done) = self.joined[pair].next(context, outbox)? {
+                self.handle(pair, done, outbox)?;
+            }
         }
         Ok(())
     }
@@ -203,7 +231,7 @@ impl Receives for Incoming {
     }
 
     fn may_grant(&self) -> bool {
-        self.joined.first().is_some()
+        self.joined.iter().any(|joined| joined.first().is_some())
     }
 
     fn grant_memory(
@@ -215,8 +243,10 @@ impl Receives for Incoming {
     ) -> Result<()> {
         let (memory, landing) = self.arrivals.stock.land(part.bytes, places)?;
         let (address, state) = (memory.address(), State::Opening);
-        self.grants.insert(number, Granted { part, landing, address, state, fate: Fate::Awaited });
-        self.joined.post(number, Work::Open(memory))
+        // While all pairs are being replaced, the first one takes the grant.
+        let pair = self.least_loaded().unwrap_or(0);
+        self.grants.insert(number, Granted { pair, part, landing, address, state, fate: Fate::Awaited });
+        self.joined[pair].post(number, Work::Open(memory))
     }
 
     fn is_settled(&self) -> bool {
@@ -224,7 +254,7 @@ impl Receives for Incoming {
     }
 
     fn stop(&mut self) {
-        self.joined.stop();
+        self.joined.iter_mut().for_each(Joined::stop);
         self.grants.clear();
         self.arrivals.stop();
     }

@@ -3,8 +3,9 @@
 
 use std::task::Waker;
 
+use thalweg_arena::Arena;
 use thalweg_transport::ErrorKind;
-use thalweg_verbs::pretend::{settle, step};
+use thalweg_verbs::pretend::{connected, settle, step};
 use thalweg_verbs::Fault;
 use thalweg_wire::{checksum, Range};
 
@@ -12,13 +13,13 @@ use super::*;
 use crate::ends::{extent, verify, Ends, PLACE};
 use crate::extent::Extent;
 use crate::words::record;
-use crate::GRANTS;
+use crate::{GRANTS, NOTES};
 
 /// Bytes of a chunk.
 const LENGTH: u32 = PLACE / 3;
 
 fn ends(seed: u64) -> Ends<Incoming> {
-    Ends::new(seed, SLOTS * RECORD, Incoming::new)
+    Ends::new(seed, SLOTS * RECORD, |device, pool, pair| Incoming::new(device, pool, vec![pair]))
 }
 
 impl Ends<Incoming> {
@@ -139,7 +140,8 @@ fn words_out_of_order_end_the_link() {
     assert!(ends.receiver.handle_word(ready, &ends.outbox).is_err(), "the extent has one part");
     assert!(ends.receiver.handle_withdraw(1, false).is_err(), "never offered");
     let endpoint = ends.sender.endpoint();
-    assert!(ends.receiver.handle_renew(0, &endpoint, &ends.outbox).is_err(), "an old pair");
+    assert!(ends.receiver.handle_renew(0, 0, &endpoint, &ends.outbox).is_err(), "an old pair");
+    assert!(ends.receiver.handle_renew(1, 1, &endpoint, &ends.outbox).is_err(), "a pair that is not there");
     let too_many = (1..).find(|&number| ends.offer(number, extent).is_err()).unwrap();
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
 }
@@ -185,4 +187,23 @@ fn what_was_committed_is_under_way_until_it_has_come() {
             assert!(ends.receiver.arrivals.next().is_some() && ends.receiver.is_settled());
         }
     }
+}
+
+/// Two pairs. The grant is open to the first one, and the record comes over the second: the bytes may not be there.
+#[test]
+fn a_record_over_another_pair_ends_the_link() {
+    let mut ends: Ends<Incoming> = Ends::new(5, SLOTS * RECORD, |device, pool, pair| {
+        let ring = Arena::new((SLOTS * RECORD) as u64).unwrap();
+        device.register(&ring).unwrap();
+        let (_, mut first) = connected(&*device, &*device, NOTES).unwrap();
+        first.post(0, Work::Open(ring.claim(ring.range()).unwrap().into())).unwrap();
+        let Some(Done::Opened(_, at)) = settle(&mut first).pop() else { panic!("nothing is open") };
+        Incoming::new(device, pool, vec![(first, at.key, at.address as usize), pair])
+    });
+    ends.granted(0);
+    assert_eq!(ends.receiver.grants[&0].pair, 0);
+    let said = ends.outbox.said();
+    assert!(matches!(said[..], [Word::Grant { number: 0, pair: 0, .. }]), "{said:?}");
+    ends.note(0, 0, 0);
+    assert_eq!(ends.poll().unwrap_err().kind(), ErrorKind::Corrupt);
 }

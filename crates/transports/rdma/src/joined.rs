@@ -19,6 +19,8 @@ pub(crate) const FIRST: u64 = u64::MAX;
 /// A pair that joins the peer's next pair whenever the peer has lost one.
 pub(crate) struct Joined {
     device: Arc<dyn Device>,
+    /// Number of the pair among the pairs of its direction.
+    number: u8,
     /// `None` once the link has ended.
     pair: Option<Box<dyn Pair>>,
     epoch: u32,
@@ -33,11 +35,15 @@ pub(crate) struct Joined {
 
 impl Joined {
     /// Takes a pair that has opened the first memory, with this key and address.
-    pub(crate) fn new(device: Arc<dyn Device>, (pair, key, address): (Box<dyn Pair>, u32, usize)) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        number: u8,
+        (pair, key, address): (Box<dyn Pair>, u32, usize),
+    ) -> Self {
         let address = address as u64;
         let first = Some(Remote { address, key });
         let (polled, waiting) = (Vec::new(), VecDeque::new());
-        Self { device, pair: Some(pair), epoch: 0, first, address, polled, waiting }
+        Self { device, number, pair: Some(pair), epoch: 0, first, address, polled, waiting }
     }
 
     /// How the peer addresses the first memory. `None` while a lost pair is being replaced: nothing can be
@@ -67,7 +73,9 @@ impl Joined {
     pub(crate) fn next(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Done>> {
         while let Some(done) = self.poll(context) {
             match done {
-                Done::Lost(fault) if fault.may_retry() => outbox.say(&Word::Broken { epoch: self.epoch }),
+                Done::Lost(fault) if fault.may_retry() => {
+                    outbox.say(&Word::Broken { pair: self.number, epoch: self.epoch });
+                }
                 Done::Lost(_) => {
                     return Err(Error::closed(RECEIVE, "the device broke the pair (access error)"))
                 }
@@ -101,7 +109,8 @@ impl Joined {
     fn look(&mut self, done: Done, outbox: &Outbox) -> Done {
         if let (Done::Opened(FIRST, ring), Some(pair)) = (&done, &self.pair) {
             self.first = Some(*ring);
-            outbox.say(&Word::Ring { epoch: self.epoch, endpoint: pair.endpoint(), ring: *ring });
+            let (number, epoch, endpoint) = (self.number, self.epoch, pair.endpoint());
+            outbox.say(&Word::Ring { pair: number, epoch, endpoint, ring: *ring });
         }
         done
     }

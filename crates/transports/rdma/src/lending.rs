@@ -19,7 +19,7 @@ use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::sides::{Offered, Sends};
 use crate::tracker::Tracker;
-use crate::words::Word;
+use crate::words::{Word, ONLY};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
@@ -168,7 +168,7 @@ impl Lending {
             }
             Done::Closed(number, _) => self.remove(number),
             Done::Lost(fault) if fault.may_retry() => {
-                outbox.say(&Word::Broken { epoch: self.epoch });
+                outbox.say(&Word::Broken { pair: ONLY, epoch: self.epoch });
                 self.pair = None;
             }
             Done::Lost(_) => return Err(Error::closed(SEND, "the device broke the pair (access error)")),
@@ -204,7 +204,7 @@ impl Lending {
         let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         pair.connect(endpoint).map_err(|error| refused(&error))?;
         let ring = Remote { address: 0, key: 0 };
-        outbox.say(&Word::Ring { epoch, endpoint: pair.endpoint(), ring });
+        outbox.say(&Word::Ring { pair: ONLY, epoch, endpoint: pair.endpoint(), ring });
         (self.epoch, self.pair) = (epoch, Some(pair));
         for (number, fate) in self.entries.iter().map(|(&n, e)| (n, e.fate)).collect::<Vec<_>>() {
             if fate == Fate::Wanted {
@@ -270,7 +270,7 @@ impl Sends for Lending {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
             Word::Taken { number } => self.taken(number)?,
-            Word::Renew { epoch, endpoint } => self.renew(epoch, &endpoint, outbox)?,
+            Word::Renew { pair: ONLY, epoch, endpoint } => self.renew(epoch, &endpoint, outbox)?,
             _ => return Err(corrupt("a word of another mode")),
         }
         self.wake();

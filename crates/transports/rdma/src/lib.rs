@@ -2,14 +2,15 @@
 //! inner tcp link. If an end has no RDMA device, or the path between them carries no RDMA, the link is that
 //! tcp link, and its notice says why.
 //!
-//! A chunk travels over a queue pair ("pair"): the RDMA counterpart of a connection. Each link has two pairs,
-//! one for each direction of chunks.
+//! A chunk travels over a queue pair ("pair"): the RDMA counterpart of a connection. Each direction of chunks has
+//! a pair of its own, or several with the option `pairs`.
 //!
 //! ```text
 //! extent     what is offered: an update, or its missing bytes, in parts of one chunk or of all
 //! words      messages between the two ends of a link, beside the session's control messages
 //! hello      the handshake: endpoints, rings, a first packet over each pair
 //! outgoing   sender that writes; thalweg-rdma-proto decides which piece is written when
+//! lane       what that sender keeps for each of its pairs
 //! incoming   receiver of these; it revokes a grant before it looks at the bytes
 //! assembling receiver that copies pieces with headers out of one slot (FedRDMA's first version); a baseline
 //! printed    receiver that polls for a chunk's header (FedRDMA-E as printed); a baseline
@@ -37,6 +38,7 @@ mod extent_tests;
 mod hello;
 mod incoming;
 mod joined;
+mod lane;
 mod lending;
 mod link;
 mod listener;
@@ -155,7 +157,7 @@ pub(crate) async fn finish(
     choices: &Choices,
     has_admission_queue: bool,
 ) -> Result<Arc<dyn Link>> {
-    Ok(match shake(&*inner, end, device, choices.style).await? {
+    Ok(match shake(&*inner, end, device, choices).await? {
         Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices, has_admission_queue)?),
         Shaken::Tcp(why) => {
             let notice = format!("the link to {} is tcp: {why}", inner.peer().address);

@@ -55,6 +55,14 @@ pub(crate) struct RdmaLink {
     backwards: bool,
     /// Payload bytes of the longest packet on the path.
     mtu: u32,
+    /// Number of pairs of each direction.
+    pairs: usize,
+}
+
+/// The pair of a mode that has one in each direction.
+fn only<T>(pairs: Vec<T>) -> Result<T> {
+    let none = || Error::new(ErrorKind::System, "connect", "a link without a pair");
+    pairs.into_iter().next().ok_or_else(none)
 }
 
 /// The queue of received control messages.
@@ -95,30 +103,29 @@ impl RdmaLink {
         has_admission_queue: bool,
     ) -> Result<Self> {
         let Choices { mover: config, style, whole, .. } = *choices;
-        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu } = pairs;
+        let Pairs { device, outgoing, incoming, pulls, theirs, mtu } = pairs;
+        let count = outgoing.len();
         let config = Config { longest: config.longest.min(device.limits().message), ..config };
         let pool = Arc::new(Pool::new(device.clone()));
         let (outbox, to_send) = Outbox::new();
         let sent = Arc::default();
         let (known, place, counted) = (device.clone(), pool.clone(), Arc::clone(&sent));
         let sends: Box<dyn Sends> = if pulls {
-            Box::new(Lending::new(known, place, outgoing, counted))
+            Box::new(Lending::new(known, place, only(outgoing)?.0, counted))
         } else {
-            Box::new(Outgoing::new(known, place, (outgoing, to), (config, style), counted)?)
+            Box::new(Outgoing::new(known, place, outgoing, (config, style), counted)?)
         };
         let (known, place) = (device.clone(), pool.clone());
         let drives = pulls || theirs == Style::Printed;
         let receives: Box<dyn Receives> = match theirs {
-            _ if pulls => Box::new(Reading::new(known, place, incoming, config)),
+            _ if pulls => Box::new(Reading::new(known, place, only(incoming)?.0, config)),
             #[cfg(feature = "baselines")]
-            Style::Slot => Box::new(Assembling::new(known, place, (incoming, ring, ring_address))),
+            Style::Slot => Box::new(Assembling::new(known, place, only(incoming)?)),
             #[cfg(feature = "baselines")]
-            Style::Printed => Box::new(Printed::new(known, place, (incoming, ring, ring_address))),
+            Style::Printed => Box::new(Printed::new(known, place, only(incoming)?)),
             #[cfg(not(feature = "baselines"))]
             Style::Slot | Style::Printed => return Err(Error::no_baselines("connect", "the peer's mode")),
-            Style::Writes | Style::Pull => {
-                Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
-            }
+            Style::Writes | Style::Pull => Box::new(Incoming::new(known, place, incoming)),
         };
         let shared =
             Arc::new(Shared::new(inner, outbox, (sends, receives, pulls), sent, !has_admission_queue));
@@ -132,7 +139,7 @@ impl RdmaLink {
         let inbox = Mutex::new(Inbox { messages, held: None, delivery: None });
         let (offering, whole) = (Mutex::new(()), whole && !pulls);
         let backwards = matches!(config.cut, Cut::Fixed { .. });
-        Ok(Self { shared, device, pool, inbox, offering, whole, backwards, mtu })
+        Ok(Self { shared, device, pool, inbox, offering, whole, backwards, mtu, pairs: count })
     }
 
     /// Waits until the sending side has room, and offers the next part of an extent. With `extent`, it is the
@@ -446,7 +453,11 @@ impl Link for RdmaLink {
 
     fn notice(&self) -> Option<String> {
         let (name, mtu) = (self.device.name(), self.mtu);
-        Some(format!("updates go over the RDMA device {name}, in packets of {mtu} bytes"))
+        let striped = match self.pairs {
+            0 | 1 => String::new(),
+            pairs => format!(", striped over {pairs} queue pairs"),
+        };
+        Some(format!("updates go over the RDMA device {name}, in packets of {mtu} bytes{striped}"))
     }
 
     async fn close(&self) {

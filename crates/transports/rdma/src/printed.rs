@@ -25,7 +25,7 @@ use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
-use crate::words::{recorded, Word, RECORD};
+use crate::words::{recorded, Word, ONLY, RECORD};
 
 /// Interval at which the receiver looks for headers.
 const EVERY: Duration = Duration::from_millis(1);
@@ -62,7 +62,7 @@ impl Printed {
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
-            joined: Joined::new(device, joined),
+            joined: Joined::new(device, ONLY, joined),
             runs: BTreeMap::new(),
         }
     }
@@ -143,7 +143,7 @@ impl Printed {
                 let Some(run) = self.runs.get_mut(&number) else { return Ok(()) };
                 run.key = Some(to.key);
                 if run.wanted {
-                    outbox.say(&Word::Grant { number, to });
+                    outbox.say(&Word::Grant { number, pair: ONLY, to });
                 }
                 self.close(number)?;
             }
@@ -187,7 +187,7 @@ impl Receives for Printed {
             Word::Offer { number, extent } => self.arrivals.offered(number, extent, self.runs.len())?,
             Word::Ready { number } => self.arrivals.ready(number, self.runs.len())?,
             Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
-            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,
+            Word::Renew { pair: ONLY, epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,
             _ => return Err(corrupt("a word of another mode")),
         }
         self.arrivals.wake();

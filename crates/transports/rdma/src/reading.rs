@@ -17,7 +17,7 @@ use crate::outbox::Outbox;
 use crate::parts::Parts;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
-use crate::words::Word;
+use crate::words::{Word, ONLY};
 use crate::NOTES;
 
 /// A part that is being read.
@@ -171,7 +171,7 @@ impl Reading {
         }
         self.pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         self.epoch += 1;
-        outbox.say(&Word::Renew { epoch: self.epoch, endpoint: self.pair.endpoint() });
+        outbox.say(&Word::Renew { pair: ONLY, epoch: self.epoch, endpoint: self.pair.endpoint() });
         Ok(())
     }
 
@@ -212,11 +212,11 @@ impl Receives for Reading {
             Word::Offer { number, extent } => self.arrivals.offers.add(number, extent)?,
             Word::Lent { number, sum, from } => self.handle_lent(number, sum, from)?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number, outbox)?,
-            Word::Ring { epoch, endpoint, .. } => self.handle_ring(epoch, &endpoint)?,
-            Word::Broken { epoch } if epoch == self.epoch && self.joined => {
+            Word::Ring { pair: ONLY, epoch, endpoint, .. } => self.handle_ring(epoch, &endpoint)?,
+            Word::Broken { pair: ONLY, epoch } if epoch == self.epoch && self.joined => {
                 self.lost(Fault::Flushed, outbox)?;
             }
-            Word::Broken { .. } => {}
+            Word::Broken { pair: ONLY, .. } => {}
             _ => return Err(corrupt("a word of another mode")),
         }
         self.arrivals.wake();

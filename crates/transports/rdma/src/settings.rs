@@ -11,6 +11,9 @@ use crate::{NOTES, WORKS};
 /// Slots of the ring that the peer writes commit records into.
 pub(crate) const SLOTS: usize = 256;
 
+/// Most pairs of a direction.
+pub(crate) const MOST_PAIRS: usize = 16;
+
 /// Most bytes of a piece. No update is longer.
 const LONGEST: u64 = 1 << 40;
 /// Most bytes of a piece that goes through the slot.
@@ -58,6 +61,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
         needs: &[Need::Word { name: "mode", among: &["fedrdma-e"] }],
     },
     Setting {
+        name: "pairs",
+        kind: Kind::Number { default: 1, least: 1, most: MOST_PAIRS as u64 },
+        meaning: "with mode = \"window\", queue pairs of each direction, over which an update's chunks are striped: a device \
+                  goes back to a lost packet on one pair, and the others go on; the lower of both ends' numbers holds",
+        needs: &[Need::Word { name: "mode", among: &["window"] }],
+    },
+    Setting {
         name: "trust",
         kind: Kind::Choice { default: "tls", choices: &["tls", "fabric"] },
         meaning: "\"fabric\": updates that nothing seals are written over the RDMA network in the clear, because that \
@@ -73,6 +83,8 @@ pub(crate) struct Choices {
     pub(crate) style: Style,
     /// Whether an update is granted and committed as a whole, instead of chunk by chunk.
     pub(crate) whole: bool,
+    /// Most pairs of each direction; the peer may have fewer.
+    pub(crate) pairs: usize,
     pub(crate) trusts_fabric: bool,
 }
 
@@ -128,7 +140,8 @@ impl Choices {
         let notes = if style == Style::Slot { NOTES } else { 0 };
         let mover = Config { cut, flight, pieces: WORKS, slots, notes, longest: u64::MAX };
         let whole = cut != Cut::Adaptive;
-        Ok(Self { mover, style, whole, trusts_fabric: chosen.text("trust") == "fabric" })
+        let pairs = usize::try_from(chosen.number("pairs")).unwrap_or(1);
+        Ok(Self { mover, style, whole, pairs, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 
     /// A warning if updates travel in the clear although TLS was set.
@@ -172,6 +185,14 @@ mod tests {
             }
         }
         assert!(read(r#"{"mode": "fedrdma", "race": true}"#).is_err());
+        for mode in ["pull", "whole", "fedrdma-e"] {
+            let error = read(&format!(r#"{{"mode": "{mode}", "pairs": 2}}"#)).expect_err(mode);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+        for pairs in [0, 17] {
+            assert!(read(&format!(r#"{{"pairs": {pairs}}}"#)).is_err());
+        }
+        assert_eq!(read(r#"{"pairs": 16}"#).map_or(0, |choices| choices.pairs), 16);
         for own in [
             r#"{"piece": 4194304, "link_enable": 4096, "delay_us": 0, "race": false}"#,
             r#"{"mode": "fedrdma-e", "piece": 8192, "link_enable": 0, "delay_us": 1}"#,

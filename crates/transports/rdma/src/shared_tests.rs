@@ -88,14 +88,15 @@ fn bytes_that_the_peer_has_taken_are_held_until_the_last_write_completes() {
     let pool = Arc::new(Pool::new(device.clone()));
     let choices = Choices::read(&Default::default()).unwrap();
     let settings = (choices.mover, choices.style);
-    let mut outgoing = Outgoing::new(device.clone(), pool, (sender, ring), settings, Arc::default()).unwrap();
+    let mut outgoing =
+        Outgoing::new(device.clone(), pool, vec![(sender, ring)], settings, Arc::default()).unwrap();
     let source = Arena::new(100).unwrap();
     device.register(&source).unwrap();
     let bytes = source.lend(source.range()).unwrap();
     let (outbox, tracker) = (Outbox::new().0, Arc::new(Tracker::default()));
     let part = Offered { bytes, staged: None, chunks: Vec::new() };
     outgoing.offer(Some(extent(100)), part, &tracker, &outbox).unwrap();
-    outgoing.handle_word(Word::Grant { number: 0, to }, &outbox).unwrap();
+    outgoing.handle_word(Word::Grant { number: 0, pair: 0, to }, &outbox).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     outgoing.poll(&mut context, &outbox).unwrap(); // hands the writes to the device
     outgoing.handle_word(Word::Taken { number: 0 }, &outbox).unwrap();

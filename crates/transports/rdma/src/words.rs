@@ -11,6 +11,9 @@ use crate::extent::{Extent, Part};
 /// Bytes of a commit record, which are also the bytes of a slot in the ring.
 pub(crate) const RECORD: usize = 64;
 
+/// Number of the pair on links that have one in each direction.
+pub(crate) const ONLY: u8 = 0;
+
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Word {
@@ -24,8 +27,8 @@ pub(crate) enum Word {
     /// The sender lends a part of the extent offered last: the receiver may read it there. Numbers grow. After
     /// a pair was lost, the sender lends the part again with its place for the new pair.
     Lent { number: u64, sum: u32, from: Remote },
-    /// The receiver grants memory: the sender may write the part there.
-    Grant { number: u64, to: Remote },
+    /// The receiver grants memory: the sender may write the part there, over this pair alone.
+    Grant { number: u64, pair: u8, to: Remote },
     /// The checksum of a part whose pieces are written into the one slot.
     Sum { number: u64, sum: u32 },
     /// The sender has written all pieces of a part into the one slot, and asks which ranges are missing.
@@ -37,13 +40,13 @@ pub(crate) enum Word {
     Noted { count: u32 },
     /// The receiver has delivered or dropped the part.
     Taken { number: u64 },
-    /// The side that moves the bytes has lost the pair. It sends the endpoint of its next pair.
-    Renew { epoch: u32, endpoint: Endpoint },
+    /// The side that moves the bytes has lost this pair. It sends the endpoint of its next pair.
+    Renew { pair: u8, epoch: u32, endpoint: Endpoint },
     /// The other side's answer to [`Word::Renew`]: its endpoint, and where its ring or slot is. All earlier
-    /// grants and loans are void.
-    Ring { epoch: u32, endpoint: Endpoint, ring: Remote },
+    /// grants and loans of this pair are void.
+    Ring { pair: u8, epoch: u32, endpoint: Endpoint, ring: Remote },
     /// The other side reports that its end of this pair is lost.
-    Broken { epoch: u32 },
+    Broken { pair: u8, epoch: u32 },
 }
 
 fn corrupt(what: &str) -> Error {
@@ -84,6 +87,10 @@ impl Reader<'_> {
         Endpoint::decode(&bytes).ok_or_else(|| corrupt("an endpoint that no device has"))
     }
 
+    fn pair(&mut self) -> Result<u8> {
+        self.take().map(|[pair]| pair)
+    }
+
     fn extent(&mut self) -> Result<Extent> {
         let FrameHeader { kind, chunk: first, .. } = FrameHeader::decode(&self.take::<HEADER_BYTES>()?)?;
         let all = Part { first, chunk: self.short()?, bytes: self.number()? };
@@ -97,11 +104,16 @@ impl Reader<'_> {
         Ok(match tag {
             0 => Word::Offer { number: self.number()?, extent: self.extent()? },
             1 => Word::Withdraw { number: self.number()?, committed: self.take::<1>()? == [1] },
-            2 => Word::Grant { number: self.number()?, to: self.remote()? },
+            2 => Word::Grant { number: self.number()?, pair: self.pair()?, to: self.remote()? },
             3 => Word::Taken { number: self.number()? },
-            4 => Word::Renew { epoch: self.short()?, endpoint: self.endpoint()? },
-            5 => Word::Ring { epoch: self.short()?, endpoint: self.endpoint()?, ring: self.remote()? },
-            6 => Word::Broken { epoch: self.short()? },
+            4 => Word::Renew { pair: self.pair()?, epoch: self.short()?, endpoint: self.endpoint()? },
+            5 => Word::Ring {
+                pair: self.pair()?,
+                epoch: self.short()?,
+                endpoint: self.endpoint()?,
+                ring: self.remote()?,
+            },
+            6 => Word::Broken { pair: self.pair()?, epoch: self.short()? },
             7 => Word::Lent { number: self.number()?, sum: self.short()?, from: self.remote()? },
             8 => Word::Sent { number: self.number()? },
             9 => Word::Missing { number: self.number()?, range: Range::new(self.number()?, self.number()?) },
@@ -145,9 +157,10 @@ impl Word {
                 out.extend(number.to_le_bytes());
                 out.push(u8::from(*committed));
             }
-            Word::Grant { number, to } => {
+            Word::Grant { number, pair, to } => {
                 out.push(2);
                 out.extend(number.to_le_bytes());
+                out.push(*pair);
                 put_remote(out, *to);
             }
             Word::Sent { number } => {
@@ -166,19 +179,19 @@ impl Word {
                 out.push(3);
                 out.extend(number.to_le_bytes());
             }
-            Word::Renew { epoch, endpoint } => {
-                out.push(4);
+            Word::Renew { pair, epoch, endpoint } => {
+                out.extend([4, *pair]);
                 out.extend(epoch.to_le_bytes());
                 out.extend(endpoint.encode());
             }
-            Word::Ring { epoch, endpoint, ring } => {
-                out.push(5);
+            Word::Ring { pair, epoch, endpoint, ring } => {
+                out.extend([5, *pair]);
                 out.extend(epoch.to_le_bytes());
                 out.extend(endpoint.encode());
                 put_remote(out, *ring);
             }
-            Word::Broken { epoch } => {
-                out.push(6);
+            Word::Broken { pair, epoch } => {
+                out.extend([6, *pair]);
                 out.extend(epoch.to_le_bytes());
             }
         }
@@ -228,11 +241,11 @@ mod tests {
             Word::Sum { number: 4, sum: 5 },
             Word::Withdraw { number: 2, committed: true },
             Word::Withdraw { number: 3, committed: false },
-            Word::Grant { number: u64::MAX, to },
+            Word::Grant { number: u64::MAX, pair: 3, to },
             Word::Taken { number: 4 },
-            Word::Renew { epoch: 5, endpoint },
-            Word::Ring { epoch: 6, endpoint, ring: to },
-            Word::Broken { epoch: 7 },
+            Word::Renew { pair: 1, epoch: 5, endpoint },
+            Word::Ring { pair: 2, epoch: 6, endpoint, ring: to },
+            Word::Broken { pair: 15, epoch: 7 },
             Word::Sent { number: 10 },
             Word::Noted { count: 14 },
             Word::Missing { number: 11, range: Range::new(12, 13) },

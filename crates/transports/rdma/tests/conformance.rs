@@ -70,6 +70,18 @@ mod in_fedrdma_e {
     suite!(printed());
 }
 
+mod over_several_pairs {
+    use super::*;
+
+    fn striped() -> Factory {
+        let behaviour = Behaviour { seed: 9, delay: 0.2, ..Behaviour::default() };
+        factory(behaviour, r#"{"pairs": 3}"#)
+    }
+
+    suite!(striped());
+    unauthenticated_peers!(striped());
+}
+
 #[cfg(feature = "baselines")]
 mod in_fedrdma {
     use super::*;

@@ -32,6 +32,11 @@ mod in_window {
     unauthenticated_peers!(real("{}"));
 }
 
+mod over_several_pairs {
+    use super::*;
+    suite!(real(r#"{"pairs": 4}"#));
+}
+
 mod in_pull {
     use super::*;
     suite!(real(r#"{"mode": "pull"}"#));
