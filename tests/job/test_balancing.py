@@ -53,6 +53,16 @@ def homes(made: Job) -> dict[str, list[str]]:
     return {node.name: list(node.clients) for node in made.tree._nodes}
 
 
+def start_again(made: Job, client: str) -> None:
+    """End a client's process if it runs, start another, and wait until it is connected."""
+    made.kill_client(client)
+    while made.tree.wait(len(CLIENTS), 0.0) == len(CLIENTS):
+        pass
+    made.start_client(client)
+    while made.tree.wait(len(CLIENTS), None) < len(CLIENTS):
+        pass
+
+
 def check_all_counted(made: Job, number: int) -> None:
     """Run a round, in which each client counts once and the model has one server's bits."""
     outcome = made.round(number)
@@ -120,6 +130,25 @@ def test_load_that_swings_slowly_sends_nobody_back() -> None:
         moves = [move for one in made.tree.balances() for move in one.moves]
         assert moves
         assert len({(move.client, move.source) for move in moves}) == len(moves)
+
+
+def test_a_client_that_does_not_reach_its_new_node_goes_back_and_stays() -> None:
+    with job("dedicated", timeout=60.0, grace=2.0, apart="b") as made:
+        start_again(made, "b")
+        made.tree.balancer = Measured(is_slow("node-1"))
+        for number in range(1, STEADY):
+            check_all_counted(made, number)
+        before = homes(made)
+        made.kill_client("b")  # the root learns of that only from an answer of its node
+        for number in range(STEADY, STEADY + 3):
+            assert counted(made.round(number)) == set(CLIENTS) - {"b"}
+        assert homes(made) == before
+        assert [name for name, *_ in json.loads(made.tree.departed())] == ["b"]
+        assert "did not reach the new node and stay where they were: 'b'" in made.tree.notes()
+        start_again(made, "b")
+        for number in range(STEADY + 3, 3 * STEADY + 3):
+            check_all_counted(made, number)
+        assert homes(made) == before, "it is not moved again"
 
 
 @pytest.mark.parametrize("lost", ["node-1", "node-2"])

@@ -70,7 +70,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class NodeLoad:
+class Residual:
     """A node's load before the moves of a decision. Loads are in updates.
 
     - ``clients``: number of its clients.
@@ -92,7 +92,7 @@ class Balance:
     """A decision which clients move, with what it follows from. ``number`` counts the decisions from 1."""
 
     number: int
-    nodes: tuple[NodeLoad, ...]
+    nodes: tuple[Residual, ...]
     moves: tuple[Move, ...]
     reasons: tuple[str, ...]
 

@@ -20,6 +20,8 @@ class LoadBalancer:
         self._due = clock() + rules.every
         # How many of each node's plans have been handed over. A plan has what was measured since the one before.
         self._seen: dict[str, int] = {}
+        # Clients that stay where they are: they did not reach a node to which they were moved.
+        self.stays: set[str] = set()
 
     def decide(self, nodes: Sequence[Node], ended: Collection[str]) -> Balance | None:
         """Return which clients of these nodes move; None if no decision is due, or nothing was measured since the last.
@@ -32,11 +34,12 @@ class LoadBalancer:
         if not any(measured.values()):
             return None
         self._due = self._clock() + self._rules.every
+        connected, kept = {name for node in nodes for name in node.connected}, self.stays.union(ended)
         loads = [
             {
                 "node": node.name,
                 "capacity": self._rules.capacity,
-                "clients": [name for name in node.clients if name in node.connected and name not in ended],
+                "clients": [name for name in node.clients if name in connected and name not in kept],
                 "measured": measured[node.name],
                 "group": self._rules.groups.get(node.name),
                 # Without an address that other nodes' clients can reach, as below a middle node, nobody moves.

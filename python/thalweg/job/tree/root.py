@@ -35,10 +35,10 @@ from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
-from thalweg.trees.balance import Balance, balance_in_words, rules
+from thalweg.trees.balance import Balance, Move, balance_in_words, rules
 from thalweg.trees.counters import NodeClients, Workers
 from thalweg.trees.merging import merged, workers
-from thalweg.ui.phrases import number_of
+from thalweg.ui.phrases import listed, number_of
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -376,18 +376,36 @@ class Tree:
         self._balances.append(balance)
         self.note(balance_in_words(wire.values_of(balance)))
         nodes = {node.name: node for node in here}
-        changed: dict[str, Node] = {}
         for move in balance.moves:
             source, target = nodes[move.source], nodes[move.target]
             self._moved[move.client] = self._number
             source.clients = [client for client in source.clients if client != move.client]
             target.clients = [*target.clients, move.client]
             source.expected, target.expected = source.expected - 1, target.expected + 1
-            changed |= {source.name: source, target.name: target}
-        if changed:
+        if balance.moves:
             self.tell_homes()
-            # A node waits until its new clients are there. A node that clients have left says so at once.
-            self.await_clients(list(changed.values()), self._rounds.grace)
+            self.await_clients(
+                [nodes[name] for name in sorted({move.target for move in balance.moves})], self._rounds.grace
+            )
+            self._give_back(balance.moves, nodes)
+
+    def _give_back(self, moves: Sequence[Move], nodes: Mapping[str, Node]) -> None:
+        """Give clients that have not reached their new node back to the node that they left, and let them stay there.
+
+        A client may be unable to reach the new node. Or its process may have ended, which only the old node knows.
+        """
+        away = [move for move in moves if move.client not in nodes[move.target].connected]
+        for move in away:
+            source, target = nodes[move.source], nodes[move.target]
+            target.clients = [client for client in target.clients if client != move.client]
+            source.clients = [*source.clients, move.client]
+            source.expected, target.expected = source.expected + 1, target.expected - 1
+            if self.balancer is not None:
+                self.balancer.stays.add(move.client)
+        if away:
+            self.note(f"did not reach the new node and stay where they were: {listed([move.client for move in away])}")
+            self.tell_homes()
+            self.await_clients([nodes[name] for name in sorted({move.source for move in away})], self._rounds.grace)
 
     def balances(self) -> list[Balance]:
         """Return the decisions since the last call: which clients moved from overloaded nodes, and why."""
