@@ -138,8 +138,8 @@ impl Mover {
         Self::sharing(config, 1)
     }
 
-    /// A mover for one of `pairs` pairs that a sender uses at the same time. Together they start with few bytes
-    /// in flight, as one pair does. Otherwise they know nothing of each other.
+    /// A mover for one of `pairs` pairs that a sender uses at the same time. Together they start with as many bytes
+    /// in flight as one pair does, but each with a piece at least. Otherwise they know nothing of each other.
     pub fn sharing(config: Config, pairs: usize) -> Self {
         Self {
             config,

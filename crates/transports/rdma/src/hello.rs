@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! connecting end                          listening end
-//! hello: endpoints, style; or a refusal ->
-//!                                     <-  hello: endpoints, style; or a refusal
+//! hello: style, endpoints; or a refusal ->
+//!                                     <-  hello: style, endpoints; or a refusal
 //! rings: where commit records go     <->  rings                     if both have endpoints
 //!               one packet over each pair <->
 //! ready, or a refusal                <->  ready, or a refusal

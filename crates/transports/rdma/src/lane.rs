@@ -92,7 +92,8 @@ impl Lane {
         }
     }
 
-    /// Forgets the work requests of a pair that was broken off.
+    /// Forgets the work requests of a pair that was broken off, and counts the loss. Says whether the pair is to be
+    /// replaced, or was lost too often.
     pub(crate) fn lose(&mut self, now: Time) -> Verdict {
         self.posted.clear();
         self.mover.handle_lost_pair(now)

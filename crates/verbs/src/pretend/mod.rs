@@ -38,8 +38,8 @@ pub struct Behaviour {
     pub delay: f64,
     /// Which writes and reads fail, and how. They are counted from 0 over all pairs of the device.
     pub faults: Vec<(u64, Fault)>,
-    /// Which writes and reads stall their pair once they have begun, until [`Fabric::go_on`]: a device that waits
-    /// for a lost packet to be sent again. They are counted in the same way.
+    /// Which writes and reads stall their pair until [`Fabric::go_on`], as if a packet was lost behind them. A
+    /// write itself still completes; what is queued behind it waits. They are counted in the same way.
     pub stalls: Vec<u64>,
     /// Maximum number of bytes that may be registered.
     pub locked: u64,
@@ -59,7 +59,7 @@ impl Default for Behaviour {
 /// A write that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
-    /// Number of the end that writes.
+    /// Number of the pair's end that writes, over all pairs of the device.
     pub pair: u32,
     /// Where it goes.
     pub to: Remote,
