@@ -8,7 +8,7 @@
 //! A move costs a connection, so load that swings must not move clients to and fro:
 //!
 //! - The latest measurements must all exceed the capacity ([`BalanceConfig::steady`]), and the smoothed queue
-//!   too, each by a tenth. After a move both nodes are measured anew.
+//!   too, each by a tenth. A node whose number of clients has changed is measured anew.
 //! - A node takes clients only up to nine tenths of its capacity, and only if it is no slower.
 //! - A client never moves back to a node that it has left for load. So each client visits each node at most
 //!   once, whatever the load does.
@@ -24,6 +24,8 @@ use crate::{smoothed, Load, Placer, Policy, UPDATE};
 const OVERLOADED: Load = 11;
 /// Tenths of its capacity up to which a node takes clients.
 const FULL: Load = 9;
+/// Maximum number of clients that move at once, so that a decision stays short enough for a line of the record.
+const MOST_MOVES: usize = 1000;
 
 /// How clients are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -114,7 +116,9 @@ struct History {
     share: Option<Load>,
     /// The smoothed time of an update, in nanoseconds.
     time: Option<u64>,
-    /// The loads of one of its clients in the latest measurements.
+    /// Number of its clients at the last decision.
+    clients: Option<u64>,
+    /// The loads of one of its clients in the latest measurements with this number of clients.
     latest: VecDeque<Load>,
 }
 
@@ -191,12 +195,6 @@ impl Balancer {
         }
         for one in &moves {
             self.left.entry(one.client.clone()).or_default().insert(one.source.clone());
-            for name in [&one.source, &one.target] {
-                // What was measured until now is about other clients.
-                if let Some(history) = self.nodes.get_mut(name) {
-                    history.latest.clear();
-                }
-            }
         }
         Balance { number: self.number, nodes: residuals, moves, reasons }
     }
@@ -205,6 +203,10 @@ impl Balancer {
     fn measure<'a>(&mut self, given: &'a NodeLoad) -> Known<'a> {
         let history = self.nodes.entry(given.node.clone()).or_default();
         let clients = given.clients.len() as u64;
+        if history.clients.replace(clients) != Some(clients) {
+            // What was measured until now is about other clients.
+            history.latest.clear();
+        }
         for one in given.measured.iter().filter(|_| clients > 0) {
             // A client has at most one update at a node. `as` saturates, and NaN becomes 0.
             let share = ((one.queue * UPDATE as f64 / clients as f64) as Load).min(UPDATE);
@@ -253,6 +255,7 @@ impl Balancer {
         );
         // One client stays, and no more move than are needed.
         let wanted = excess.div_ceil(share.max(1)).min(given.clients.len().saturating_sub(1) as u64);
+        let wanted = wanted.min(MOST_MOVES.saturating_sub(moves.len()) as u64);
         let is_able = |&at: &usize| !overloaded[at] && known[at].takes_clients_of(from);
         let able: Vec<usize> = (0..known.len()).filter(is_able).collect();
         let (mut total, mut moved) = (0, BTreeMap::<usize, u64>::new());
@@ -407,6 +410,29 @@ mod tests {
         for _ in 0..2 {
             assert!(job.step(&[1.0, 1.0, 1.0]).moves.is_empty());
         }
+    }
+
+    #[test]
+    fn no_more_than_a_line_holds_move_at_once() {
+        let mut job = Job::new(&[5000, 0]);
+        let step = |job: &mut Job| {
+            let mut nodes = [node("A", &job.homes[0], 5000.0), node("B", &[], 0.0)];
+            nodes.iter_mut().for_each(|node| node.capacity = 2500 * UPDATE);
+            job.balancer.decide(&nodes)
+        };
+        (0..2).for_each(|_| drop(step(&mut job)));
+        assert_eq!(step(&mut job).moves.len(), MOST_MOVES);
+    }
+
+    #[test]
+    fn clients_that_come_are_measured_before_any_leaves() {
+        let mut job = Job::new(&[4, 1]);
+        (0..5).for_each(|_| drop(job.step(&[0.9, 0.1])));
+        job.homes[0].extend(names('x', 4)); // those of a lost node
+        for _ in 0..2 {
+            assert!(job.step(&[0.9, 0.1]).moves.is_empty());
+        }
+        assert!(!job.step(&[0.9, 0.1]).moves.is_empty());
     }
 
     #[test]

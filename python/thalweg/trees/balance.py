@@ -13,7 +13,7 @@ from thalweg import trees
 from thalweg.plan.systems import has_plans, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
-from thalweg.ui.phrases import number_of
+from thalweg.ui.phrases import FEW, number_of
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -119,5 +119,9 @@ def _moved(moves: Sequence[Mapping[str, str]]) -> str:
     by_way: dict[tuple[str, str], list[str]] = {}
     for move in moves:
         by_way.setdefault((move["source"], move["target"]), []).append(move["client"])
-    ways = [f"{', '.join(clients)} from {source} to {target}" for (source, target), clients in by_way.items()]
+    ways = [f"{_few(clients)} from {source} to {target}" for (source, target), clients in by_way.items()]
     return f"{', '.join(ways)}" if ways else "all clients stay"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
