@@ -25,6 +25,7 @@ fn scenario(system: &str, nodes: usize, clients: u32) -> Scenario {
         between: Duration::from_secs(1),
         spread: Duration::ZERO,
         seed: 1,
+        sums_bytes: None,
         arrivals: Vec::new(),
         config: Config { split: Split::Clients, workers: 64, ..Config::default() },
         switches: Switches::of(system).unwrap(),
@@ -106,6 +107,17 @@ fn a_sharded_top_moves_less_over_each_link_than_one_top() {
     assert_eq!(single.spread, on_link(BYTES) * 4);
     assert!(spread * 4 < gathered, "{spread:?} of {gathered:?}");
     assert!(sharded.spread <= on_link(BYTES) && sharded.top.is_none());
+}
+
+#[test]
+fn sums_may_be_larger_than_updates() {
+    let mut scenario = scenario("lifl", 2, 2);
+    scenario.switches.placement = Policy::WorstFit;
+    let same = one(&scenario);
+    scenario.sums_bytes = Some(2 * BYTES);
+    let larger = one(&scenario);
+    assert_eq!((same.bytes_between, larger.bytes_between), (BYTES, 2 * BYTES));
+    assert_eq!(larger.completion, same.completion + on_link(BYTES));
 }
 
 #[test]

@@ -7,20 +7,23 @@ run's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from thalweg import _core, trees, wire
 from thalweg.errors import RecordError
-from thalweg.outcome import Entry, Fold, completion_seconds
+from thalweg.outcome import Entry, TreeFold, completion_seconds
+from thalweg.plan import on_trees
 from thalweg.plan.systems import Switches
 from thalweg.record import Record
-from thalweg.trees import Costs, Replayed
+from thalweg.trees import Costs, Replayed, live
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
+
+    from thalweg.plan import Plan
 
 # A simulated time counts as correct if it differs from the live one by at most this fraction.
 MARGIN: Final = 0.15
@@ -58,6 +61,7 @@ class Scenario(TypedDict):
 
     bytes: int
     clients: int
+    nodes: Sequence[Mapping[str, object]]
     switches: Switches
     config: Config
 
@@ -68,19 +72,28 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
     If no update of a run found an idle worker, the run does not show what an update costs. It then takes the costs of
     one of the ``others`` with the same system and update size. ``others`` are earlier results of this function.
 
-    Raises RecordError if ``folder`` is not a finished run of a tree with one node, or if its costs are unknown.
+    Of a run with several nodes, only rounds are played in which all clients took part at the nodes where they were
+    placed at first.
+
+    Raises RecordError if ``folder`` is not a finished run of a tree, if it has no round that can be played, or if its
+    costs are unknown.
     """
     record = Record(folder)
     tree = record.manifest.get("tree")
     whole = [entry for entry in record.rounds() if completion_seconds(entry) is not None]
     if tree is None or not whole:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
-    if "nodes" in tree:
-        raise RecordError(
-            f"{folder} has nodes beside its server: only a run without is played", "Take a run of one node"
-        )
     made = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
     scenario = cast("Scenario", wire.values_of(made))
+    if on_trees.has_nodes(record.plan):
+        whole = _as_placed(record.plan, whole)
+        if not whole:
+            raise RecordError(
+                f"{folder} has no round in which all clients took part at the nodes where they were placed at first",
+                "Take a run without loss, choice of clients or moves",
+            )
+        # What the record has of arrivals includes the way over clients' links.
+        scenario["nodes"] = [{**node, "ingress": None} for node in scenario["nodes"]]
     source: tuple[str, Costs] | None
     if tree["fold_us"]["p50"] is None:
         source = _costs_of(tree, scenario, others)
@@ -92,7 +105,7 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
             "Take a run with fewer clients or more rounds, or give one of the same system and model before it",
         )
     name, measured = source
-    ours = median(_simulated(scenario, measured, entry) for entry in whole)
+    ours = median(_simulated(scenario, measured, _arrivals(record.plan, entry)) for entry in whole)
     live = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
     return {
         "record": folder.name,
@@ -125,7 +138,10 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     leaves = tree.get("leaves", tree["workers"]) if scenario["config"]["split"] == "clients" else 1
     middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
     top = 0.0 if on["reuse"] else moved + fold
-    finish = median(cast("Fold", entry["fold"])["finish_seconds"] for entry in rounds) - middle - top
+    # With several nodes nobody measures the end of a round apart from the way of the sums.
+    folds = (entry["fold"] for entry in rounds)
+    ends = [fold["finish_seconds"] for fold in folds if fold is not None and "finish_seconds" in fold]
+    finish = median(ends) - middle - top if ends else 0.0
     return {
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
@@ -133,7 +149,7 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
         "socket": copied if on["data_plane"] == "sockets" else 0,
         "broker": copied if on["data_plane"] == "broker" else 0,
         "side": 0,
-        "finish": int(size / max(finish, 1e-6)),
+        "finish": int(size / max(finish, 1e-6)) if ends else 0,
     }
 
 
@@ -144,16 +160,33 @@ def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tup
     return next(candidates, None)
 
 
-def _simulated(scenario: Scenario, measured: Costs, entry: Entry) -> float:
-    """Return the simulator's completion time of a round in seconds, with the arrivals that the round had."""
+def _as_placed(plan: Plan, rounds: Sequence[Entry]) -> list[Entry]:
+    """Return the rounds in which each node counted all clients that were placed there at first."""
+    placed = {node: len(clients) for node, clients in live.placed(plan).clients.items()}
+
+    def counted(entry: Entry) -> dict[str, int]:
+        return {part["node"]: part["counted"] for part in cast("TreeFold", entry["fold"])["nodes"] if part["counted"]}
+
+    return [entry for entry in rounds if counted(entry) == placed]
+
+
+def _arrivals(plan: Plan, entry: Entry) -> list[float]:
+    """Return when each client's update was whole, in seconds after the first, in the order of the plan's clients.
+
+    Clients without an update are left out.
+    """
     ends = {
         way["client"]: end
         for way in entry["transfers"]
         if way["direction"] == "up" and (end := way["receive_end"]) is not None
     }
     first = min(ends.values(), default=0.0)
+    return [ends[client] - first for client in plan.members if client in ends]
+
+
+def _simulated(scenario: Scenario, measured: Costs, arrivals: Sequence[float]) -> float:
+    """Return the simulator's completion time in seconds of a round with these arrivals."""
     # Simulate two rounds: the first one starts the workers, as the run had done when its rounds began.
-    arrivals = sorted(end - first for end in ends.values())
-    played = {**scenario, "rounds": 2, "costs": measured, "arrivals": arrivals}
+    played = {**scenario, "rounds": 2, "costs": measured, "arrivals": list(arrivals)}
     _, outcome = wire.plain(_core.tree_simulate(wire.encode(played)))
     return float(outcome["completion_seconds"])

@@ -82,8 +82,8 @@ class Policies:
 class Scenario:
     """What the core plans or simulates: the nodes and clients of a tree, and the system's policies and switches.
 
-    ``between`` and ``spread`` are seconds. ``costs`` and ``autoscaler`` are the plan's sections of these names.
-    ``arrivals`` are the seconds at which updates arrive, if they are known.
+    ``sums_bytes`` is the size of a node's sums. ``between`` and ``spread`` are seconds. ``costs`` and ``autoscaler``
+    are the plan's sections of these names. ``arrivals`` are the seconds at which updates arrive, if they are known.
     """
 
     nodes: Sequence[ScenarioNode]
@@ -91,6 +91,7 @@ class Scenario:
     groups: Sequence[int]
     goal: int | None
     bytes: int
+    sums_bytes: int
     rounds: int
     between: float | None
     spread: float | None
@@ -238,6 +239,8 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
         groups=list(range(len(groups.clients))),
         goal=plan.job.goal,
         bytes=size,
+        # Elements of updates have 4 bytes, and those of sums as many as the accumulator's.
+        sums_bytes=size * (1 if plan.precision == "f32" else 2),
         rounds=plan.job.rounds,
         between=tree.between,
         spread=tree.spread,

@@ -40,6 +40,9 @@ pub struct Scenario {
     pub goal: Option<u32>,
     /// Size of an update in bytes.
     pub bytes: u64,
+    /// Size in bytes of a node's sums on their way to another node; `None` for that of an update.
+    #[serde(default)]
+    pub sums_bytes: Option<u64>,
     /// Number of rounds.
     pub rounds: u32,
     /// Time from the opening of a round to its first update.
@@ -245,6 +248,9 @@ impl Scenario {
         }
         if self.bytes == 0 || self.bytes > 1 << 40 {
             return refuse("an update must have 1 byte to 1 TiB", "take another model");
+        }
+        if self.sums_bytes.is_some_and(|bytes| bytes == 0 || bytes > 1 << 43) {
+            return refuse("sums must have 1 byte to 8 TiB", "take another model");
         }
         if self.goal() == 0 || self.goal() > self.clients {
             return refuse("the goal must be 1 to the number of clients", "change tree.goal");

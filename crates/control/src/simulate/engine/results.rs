@@ -66,7 +66,8 @@ impl Engine<'_> {
     /// Sends a node's sums to the top, or a share to each of several tops. It starts with the next top, so
     /// that no two nodes send to the same one at the same time.
     pub(super) fn send(&mut self, node: u32) {
-        let (tops, bytes) = (self.round.tops.clone(), self.scenario.bytes);
+        let bytes = self.scenario.sums_bytes.unwrap_or(self.scenario.bytes);
+        let tops = self.round.tops.clone();
         let parts = tops.len() as u32;
         let own = tops.iter().position(|(top, _)| *top == node).unwrap_or(0);
         for turn in 1..=tops.len() {
