@@ -19,6 +19,7 @@ from thalweg.errors import LabError, PlanError
 from thalweg.lab import inside
 from thalweg.lab.flood import Carried
 from thalweg.machine.grace import within
+from thalweg.sections.network import NODES
 from thalweg.wire import table_of
 
 if TYPE_CHECKING:
@@ -191,6 +192,14 @@ class Stress:
                 self.results.setdefault(flow.source, {})["network"] = kept
                 if self.section.network_mode == "clients":
                     self.results.setdefault(flow.target, {})["network"] = kept
+
+
+def with_nodes(section: StressSection | None, nodes: Sequence[str]) -> StressSection | None:
+    """Return the section with the names of the nodes that are used in place of the word ``nodes``."""
+    if section is None or NODES not in (section.parties or ()):
+        return section
+    parties = [name for party in section.parties or () for name in (nodes if party == NODES else [party])]
+    return section.model_copy(update={"parties": list(dict.fromkeys(parties))})
 
 
 def parties_of(section: StressSection, clients: Sequence[str]) -> list[str]:

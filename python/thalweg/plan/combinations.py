@@ -11,6 +11,7 @@ from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.plan import baselines, effects, on_graphs, on_trees
+from thalweg.sections.network import NODES
 from thalweg.transports import links, registry
 from thalweg.transports.registry import WordNeed
 
@@ -487,6 +488,8 @@ def _stress(plan: Plan) -> None:
         return
     clients = plan.members
     parties = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
+    if on_trees.has_nodes(plan):
+        parties.append(NODES)
     for party in stress.parties or ():
         if party not in parties:
             near = get_close_matches(party, parties, n=1)

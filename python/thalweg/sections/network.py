@@ -302,6 +302,10 @@ class NetworkSection(LinkSection):
     seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
 
 
+# What stands in ``stress.parties`` for all nodes of a tree that have clients.
+NODES: Final = "nodes"
+
+
 class StressSection(Section):
     """Load on parties while they work (FedComm section III.C step 4)."""
 
@@ -316,5 +320,7 @@ class StressSection(Section):
         "server", description="server: between each party and the server; clients: between pairs of clients"
     )
     parties: Annotated[list[Text], Field(min_length=1)] | None = Field(
-        None, description="who is under stress, as client-1 or server; without it all clients"
+        None,
+        description="who is under stress, as client-1, server, or nodes: all nodes of a tree that have clients; "
+        "without it all clients",
     )

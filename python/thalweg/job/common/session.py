@@ -20,7 +20,7 @@ from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
 from thalweg.lab.inside import ProcessPlace
 from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
-from thalweg.lab.stress import Stress, parties_of
+from thalweg.lab.stress import Stress, parties_of, with_nodes
 from thalweg.machine import Usage
 from thalweg.network.message import EmulateLayer
 from thalweg.plan.on_trees import has_nodes, nodes_of
@@ -242,7 +242,7 @@ class Session:
 
     def _party(self, party: str, used: Usage, status: Status) -> Party:
         host = status.hosts.get(party, HostCounters())
-        stress = self.plan.stress
+        stress = None if self.stress is None else self.stress.section
         got = {} if self.stress is None else self.stress.results.get(party)
         return Party(
             party=party,
@@ -308,7 +308,8 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     """
     for reaped in reaper.reap():
         note(f"removed what {reaped} left, whose supervisor was killed")
-    stress, homes = plan.stress, live.placed(plan).homes if has_nodes(plan) else {}
+    homes = live.placed(plan).homes if has_nodes(plan) else {}
+    stress = with_nodes(plan.stress, sorted(set(homes.values())))
     idle = set(nodes_of(plan)) - set(homes.values())
     if stress is not None and idle & set(stress.parties or ()):
         named = min(idle & set(stress.parties or ()))
