@@ -175,9 +175,9 @@ def test_a_node_that_is_lost_when_a_client_has_moved_costs_a_round_its_clients_a
             check_all_counted(made, number)
 
 
-def test_the_measurements_of_real_nodes_reach_the_balancer() -> None:
-    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"split": "clients", "every": "1ms", "workers": 2}})
-    workers: Any = live.options(plan)["workers"]
+@pytest.mark.parametrize("split", ["clients", "ranges"])
+def test_the_measurements_of_real_nodes_reach_the_balancer(split: str) -> None:
+    workers: Any = live.options(plan({"split": split, "every": "1ms", "workers": 2}))["workers"]
     with job("dedicated", timeout=60.0, grace=30.0, workers=workers) as made:
         # A capacity that no load exceeds.
         made.tree.balancer = LoadBalancer(Rules("best-fit", 700, 0.0, 10**6, {}))
@@ -196,12 +196,13 @@ def plan(tree: Mapping[str, Any], **nodes: Any) -> Plan:
     return Plan.of({"aggregation": {"shape": "tree"}, "tree": tree, "nodes": {"count": 4, "capacity": 3, **nodes}})
 
 
-def test_clients_move_where_nodes_plan_their_leaves() -> None:
+def test_clients_move_where_nodes_measure_their_load() -> None:
     found = balance.rules(plan({"split": "clients", "every": "5s", "placement": "first-fit"}, groups=["x", "y"]))
     assert found == Rules("first-fit", 700, 5.0, 3000, {"node-0": 0, "node-1": 1, "node-2": 0, "node-3": 1})
     assert balance.rules(plan({"split": "clients"}, count=1)) is None
-    assert balance.rules(plan({})) is None, "with ranges nobody measures"
-    assert balance.rules(plan({"split": "clients", "scaling": "fixed"})) is None
+    assert balance.rules(plan({})) is not None
+    assert balance.rules(plan({"split": "clients", "scaling": "fixed"})) is not None
+    assert balance.rules(plan({"system": "sl-h"})) is None, "an autoscaler measures no load"
 
 
 def test_a_decision_waits_until_it_is_due() -> None:

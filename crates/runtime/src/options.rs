@@ -195,11 +195,14 @@ pub struct WorkerOptions {
     /// When and how the workers' processes start.
     #[serde(default)]
     pub start: StartRule,
+    /// With cold starts, seconds that each worker waits before its program starts, as for a container.
+    #[serde(default)]
+    pub container_start: f64,
     /// Settings of the autoscaler, which decides how many workers get updates; `None` for none.
     #[serde(default)]
     pub autoscaler: Option<Knobs>,
-    /// The planner's settings, if it decides while the job runs how many leaves get updates and have a process;
-    /// `None` for all `count` leaves, or if an autoscaler decides.
+    /// The settings by which the load is measured while the job runs, and planned how many leaves get updates and
+    /// have a process; `None` for all `count` leaves without a measurement, or if an autoscaler decides.
     #[serde(default)]
     pub plans: Option<Config>,
     /// Number of updates that the first plan is for.
@@ -410,9 +413,10 @@ impl ServerOptions {
         if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
         }
-        let times = [Some(self.grace), Some(self.outage), Some(self.liveness), self.deadline];
+        let start = self.workers.as_ref().map(|workers| workers.container_start);
+        let times = [Some(self.grace), Some(self.outage), Some(self.liveness), self.deadline, start];
         if times.iter().flatten().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
-            return bad("grace, outage, liveness and deadline are seconds, not negative");
+            return bad("grace, outage, liveness, deadline and container_start are seconds, not negative");
         }
         let stands_in = self.repair.stand_in().is_some_and(|policy| policy != StandIn::Renormalise);
         if stands_in && self.partial == PartialRule::Keep {

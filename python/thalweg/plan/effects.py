@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import algorithms, apps
 from thalweg.errors import PlanError
-from thalweg.plan.systems import has_leaves, has_middle, has_plans, switches
+from thalweg.plan.systems import has_leaves, has_load, has_middle, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports import registry
 from thalweg.ui.phrases import listed
@@ -127,9 +127,13 @@ _LEAVES: Final = Need(
 _INPUTS: Final = Need(
     lambda plan: _has_leaves(plan) or _is_scaled(plan), "it is for leaves, which a node has with tree.split = 'clients'"
 )
-_PLANS: Final = Need(
-    lambda plan: has_plans(_tree(plan)),
-    "it is for planned leaves, which a node has with tree.split = 'clients' and tree.scaling = 'hierarchy'",
+_LOAD: Final = Need(
+    lambda plan: has_load(_tree(plan), plan.nodes),
+    "it is for planned leaves, which a node has with tree.split = 'clients' and tree.scaling = 'hierarchy', and for "
+    "moves between several nodes without an autoscaler",
+)
+_COLD: Final = Need(
+    lambda plan: switches(_tree(plan))["start"] == "cold", "it is for workers that start cold: tree.start = 'cold'"
 )
 _MIDDLE: Final = Need(
     lambda plan: has_middle(_tree(plan)),
@@ -334,14 +338,15 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "tree.scaling": _of_trees(need=_LEAVES),
     "tree.reuse": _of_trees(need=_MIDDLE),
     "tree.start": _of_trees(),
+    "tree.container_start": _of_trees(need=_COLD),
     "tree.data_plane": _of_trees(),
     "tree.side_process": _of_trees(),
     "tree.levels": _of_trees(),
     "tree.keep": _simulated(_ONCE),
     "tree.inputs": _of_trees(need=_INPUTS),
     "tree.workers": _of_trees(),
-    "tree.history": _of_trees(need=_PLANS),
-    "tree.every": _of_trees(need=_PLANS),
+    "tree.history": _of_trees(need=_LOAD),
+    "tree.every": _of_trees(need=_LOAD),
     "tree.silence": _simulated("a node is lost when its link is, which job.liveness decides"),
     "tree.between": _simulated("only a simulation uses it"),
     "tree.spread": _simulated("only a simulation uses it"),

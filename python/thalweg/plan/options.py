@@ -49,8 +49,9 @@ JOINING: Final = 120.0
 class WorkersOptions:
     """The core's options of a node's workers.
 
-    ``autoscaler`` is given if the number of workers follows the load, as in Knative. ``plans`` is given if the number
-    of leaves is planned while the job runs; the first plan is for ``updates``. ``middle`` says who adds up the leaves'
+    ``autoscaler`` is given if the number of workers follows the load, as in Knative. ``plans`` is given if the load
+    is measured while the job runs, to plan the number of leaves or to move clients; the first plan is for ``updates``.
+    ``container_start`` is in seconds. ``middle`` says who adds up the leaves'
     sums: "node", "reused" or "own".
     """
 
@@ -59,6 +60,7 @@ class WorkersOptions:
     data_plane: str
     side_process: bool
     start: str
+    container_start: float
     autoscaler: Mapping[str, object] | None
     plans: Mapping[str, object] | None
     updates: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypedDict, cast
 
 from thalweg import _core, wire
-from thalweg.sections.trees import TreeSection
+from thalweg.sections.trees import NodesSection, TreeSection
 
 # Keys of [tree] that override the switches of its system.
 SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement", "timing", "reuse", "start")
@@ -54,6 +54,11 @@ def has_leaves(tree: TreeSection) -> bool:
 def has_plans(tree: TreeSection) -> bool:
     """Return whether a node plans its number of leaves while a job runs."""
     return has_leaves(tree) and switches(tree)["scaling"] == "hierarchy"
+
+
+def has_load(tree: TreeSection, nodes: NodesSection | None) -> bool:
+    """Return whether a node measures its load while a job runs: to plan its leaves, or for moves between nodes."""
+    return has_plans(tree) or (nodes is not None and nodes.count > 1 and switches(tree)["scaling"] != "knative")
 
 
 def has_middle(tree: TreeSection) -> bool:

@@ -103,6 +103,9 @@ class TreeSection(Section):
         description="how workers come to be: forked from a template, started anew for their first update, or started "
         "once by their program",
     )
+    container_start: Annotated[Time, Field(le=10.0)] = Field(
+        0.0, description="of cold starts: time that a worker waits before its program starts, as for a container"
+    )
     data_plane: Literal["pool", "sockets", "broker"] | None = Field(
         None, description="how updates get from process to process on a node"
     )

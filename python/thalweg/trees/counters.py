@@ -119,7 +119,7 @@ class Counters:
     - ``created``: the same by role.
     - ``reused``: rounds in which a leaf took over the work of the middle.
     - ``retired``: processes that were asked to end since no plan or autoscaler wanted them, or the round was over.
-    - ``decisions``: plans made while the job ran, or changes by an autoscaler; None if the number of leaves is fixed.
+    - ``decisions``: plans made while the job ran, or changes by an autoscaler; None if nobody measures the load.
     - ``died``: processes that ended although nobody asked them to.
     - ``warm``: workers that began a round with the process of an earlier round, counted once a round.
     - ``commits``: times that a worker committed its sums. What they contain is not folded again if it dies.

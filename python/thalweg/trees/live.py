@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from thalweg import _core, machine, trees, wire
 from thalweg.errors import PlanError
 from thalweg.plan.options import CoreOptions, WorkersOptions
-from thalweg.plan.systems import data_plane, has_leaves, has_middle, has_plans, split, switches
+from thalweg.plan.systems import data_plane, has_leaves, has_load, has_middle, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.trees.counters import Totals
@@ -103,8 +103,9 @@ def options(plan: Plan) -> CoreOptions:
         data_plane=data_plane(tree),
         side_process=on["side_process"],
         start=on["start"],
+        container_start=tree.container_start,
         autoscaler=_autoscaler(tree) if on["scaling"] == "knative" else None,
-        plans=_plans(plan) if has_plans(tree) else None,
+        plans=_plans(plan) if has_load(tree, plan.nodes) else None,
         updates=_most_updates(plan),
         middle=_middle(tree),
         routes=tree.routes,
@@ -121,11 +122,12 @@ def _autoscaler(tree: TreeSection) -> dict[str, object]:
 
 
 def _plans(plan: Plan) -> dict[str, object]:
-    """Return the settings of the planner that decides while the job runs how many leaves a node has."""
+    """Return the settings by which a node measures its load, and plans how many leaves it has, while the job runs."""
     tree = plan.tree or TreeSection()
     history = round(tree.history * 1000)
     return {
-        "split": "clients",
+        "split": split(tree) if has_leaves(tree) else "ranges",
+        "scaling": switches(tree)["scaling"],
         "inputs": tree.inputs,
         "workers": workers(plan),
         "history": history,
@@ -225,8 +227,8 @@ def followed(plan: Plan, totals: Totals) -> dict[str, object]:
     did = {
         # A leaf took over the middle's work, or a process of its own did it.
         "reuse": totals.reused.middle > 0 or totals.created.middle > 0,
-        # Plans were made, an autoscaler decided, or the number of leaves was fixed.
-        "scaling": totals.decisions is not None or on["scaling"] == "knative" or has_leaves(tree),
+        # Leaves were planned, their number was fixed, or an autoscaler decided.
+        "scaling": on["scaling"] == "knative" or has_leaves(tree),
         "placement": totals.nodes is not None and len(totals.nodes) > 1,
     }
     return {key: value for key, value in on.items() if did.get(key, True)}

@@ -14,7 +14,7 @@ use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 use thalweg_workers::{
-    Carriage, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program, Split, Start,
+    Carriage, Container, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program, Split, Start,
     Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
@@ -25,7 +25,7 @@ use super::update_filler::UpdateFiller;
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::{
-    DataPlaneRule, MiddleRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions,
+    seconds, DataPlaneRule, MiddleRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions,
 };
 use crate::{lock, random, Error, Kind};
 
@@ -292,8 +292,12 @@ fn start(rule: StartRule) -> Start {
 fn launcher(workers: &WorkerOptions) -> Box<dyn Launcher> {
     let command: Vec<OsString> = workers.command.iter().map(Into::into).collect();
     let program = Program { command, environment: Vec::new() };
-    if workers.start != StartRule::Template {
-        return Box::new(program);
+    match workers.start {
+        StartRule::Template => {}
+        StartRule::Always => return Box::new(program),
+        StartRule::Cold => {
+            return Box::new(Container { program, start: seconds(workers.container_start) });
+        }
     }
     let mut template = program.clone();
     template.command.push("template".into());

@@ -67,8 +67,8 @@ pub struct WorkerPoolConfig {
     pub start: Start,
     /// Decides how many leaves get updates. `None`: all leaves get updates.
     pub autoscaler: Option<Knobs>,
-    /// Plans how many leaves get updates and have a process, with [`Split::Clients`] and without an autoscaler.
-    /// `None`: all leaves.
+    /// Measures the load, and plans how many leaves get updates and have a process. With [`Split::Ranges`] every
+    /// plan has all workers. `None`, or with an autoscaler: nothing is measured, and all leaves get updates.
     pub plans: Option<Plans>,
     /// Who adds up the leaves' sums. The node does if the data plane copies, with [`Split::Ranges`], or with
     /// one worker.
@@ -144,7 +144,7 @@ impl WorkerPool {
         if config.split == Split::Ranges || config.plane.copies() || config.workers < 2 {
             config.middle = Middle::Node;
         }
-        if config.split == Split::Ranges || config.autoscaler.is_some() {
+        if config.autoscaler.is_some() {
             config.plans = None;
         }
         let (setups, sums) = sums::shares(&config)?;

@@ -182,7 +182,10 @@ impl Bench {
         } = case;
         let plans = case.planned.map(|updates| Plans {
             config: Config {
-                split: thalweg_control::Split::Clients,
+                split: match split {
+                    Split::Clients => thalweg_control::Split::Clients,
+                    Split::Ranges => thalweg_control::Split::Ranges,
+                },
                 workers: workers as u32,
                 inputs: 1,
                 history: 0,
@@ -504,6 +507,19 @@ fn a_middle_adds_up_the_sums_of_the_leaves(routes: bool) {
     assert_eq!(bench.worker_pool.counts().started, 1);
 }
 
+/// A node whose workers fold ranges plans nothing, and measures its load.
+fn a_node_with_ranges_measures_its_load(routes: bool) {
+    let mut bench = Bench::new(Case { planned: Some(3), routes, ..CASE }, &[]);
+    (0..3).for_each(|number| bench.give(number, false));
+    bench.check("ranges");
+    bench.worker_pool.plan();
+    let (count, decisions) = bench.worker_pool.decisions().unwrap();
+    assert_eq!(count, 2);
+    assert!(decisions.iter().all(|decision| decision.leaves == 2 && !decision.middle));
+    assert!(decisions[1].rate > 0.0 && decisions[1].seconds > 0.0 && decisions[1].queue > 0.0);
+    assert_eq!(bench.worker_pool.counts().retired, 0);
+}
+
 /// Leaves start and end while updates arrive, and workers are killed meanwhile.
 fn plans_change_under_traffic_and_no_bit_does(routes: bool) {
     let (mut killed, mut retired, mut changes, mut seed) = (0, 0, 0, 0);
@@ -794,6 +810,7 @@ pub fn tests() {
         ("an_empty_round_ends", an_empty_round_ends),
         ("killed_workers_change_no_bit", killed_workers_change_no_bit),
         ("a_middle_adds_up_the_sums_of_the_leaves", a_middle_adds_up_the_sums_of_the_leaves),
+        ("a_node_with_ranges_measures_its_load", a_node_with_ranges_measures_its_load),
         ("plans_change_under_traffic_and_no_bit_does", plans_change_under_traffic_and_no_bit_does),
         ("a_plan_retires_leaves_and_starts_them_again", a_plan_retires_leaves_and_starts_them_again),
         ("a_planned_leaf_that_cannot_start_fails_no_round", a_planned_leaf_that_cannot_start_fails_no_round),
