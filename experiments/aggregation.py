@@ -8,6 +8,7 @@
 ``finish``        the part of ``completion`` after the last update, when the workers' sums become a model
 ``cpu``           CPU seconds of server, nodes, workers and hops together, mean of a round
 ``created``       aggregators that were started in the whole run
+``active``        aggregators that took updates, averaged over time; null if their number did not change
 ``nodes_used``    nodes that had clients
 ``reached``       accuracy of the last round
 ``time_to``       seconds of aggregation until the accuracy of ``TARGET`` was reached; null if it was not
@@ -29,7 +30,7 @@ from typing import Any, Final
 from experiments.measured import Table, middle, rounded, scalars
 from thalweg.bench.values import Outcome
 from thalweg.errors import RecordError
-from thalweg.record import Record
+from thalweg.record import Record, workers
 from thalweg.report.replay import replayed
 
 NUMBERS: Final = (
@@ -40,6 +41,7 @@ NUMBERS: Final = (
     "finish",
     "cpu",
     "created",
+    "active",
     "nodes_used",
     "reached",
     "time_to",
@@ -57,7 +59,9 @@ def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     for run in runs:
         if run.status == "complete" and run.record:
             record = Record(folder / run.record)
-            numbers = of_run(record.manifest["tree"], list(record.rounds()))
+            rounds = list(record.rounds())
+            numbers = of_run(record.manifest["tree"], rounds)
+            numbers["active"] = active(workers.read(record.path), sum(entry["seconds"] for entry in rounds))
             tables_by_cell[run.cell].append({**numbers, **played(record.path)})
     return {cell: joined(tables) for cell, tables in tables_by_cell.items()}
 
@@ -83,6 +87,26 @@ def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Tabl
         "time_to": None if needed is None else rounded(sum(value or 0.0 for value in completions[:needed])),
         "cpu_to": None if needed is None else rounded(needed * cpu),
     }
+
+
+def active(rows: Iterable[Mapping[str, Any]], seconds: float) -> float | None:
+    """Return how many leaves took updates, averaged over ``seconds`` from the first decision on; None without any.
+
+    ``rows`` are those of a record's ``workers.jsonl``.
+    """
+    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for row in rows:
+        for decision in row.get("decisions", ()):
+            changes[row["node"]].append((decision["at"], decision["leaves"]))
+    if not changes:
+        return None
+    begin = min(at for node in changes.values() for at, _ in node)
+    end = begin + seconds
+    total = 0.0
+    for node in changes.values():
+        ends = [at for at, _ in node[1:]] + [end]
+        total += sum(max(0.0, min(until, end) - at) * leaves for (at, leaves), until in zip(node, ends, strict=True))
+    return rounded(total / seconds)
 
 
 def played(folder: Path) -> Table:

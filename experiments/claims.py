@@ -77,6 +77,7 @@ NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "tested_loss": (1.0, ""),
     "finish_seconds": (1.0, " s"),
     "completion": (1e3, " ms"),
+    "active": (1.0, " aggregators"),
     "hand_over": (1e3, " ms"),
     "taken": (1e3, " ms"),
     "cpu": (1.0, " s"),

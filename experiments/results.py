@@ -59,6 +59,7 @@ AGGREGATION: Final = (
     ("finish", 1e3, "finish, ms"),
     ("cpu", 1.0, "CPU s a round"),
     ("created", 1.0, "aggregators"),
+    ("active", 1.0, "active"),
     ("nodes_used", 1.0, "nodes"),
     ("simulated", 1e3, "ACT simulated, ms"),
     ("off", 100.0, "off, %"),

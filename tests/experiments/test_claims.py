@@ -231,4 +231,4 @@ def test_known_wrong_answers_are_right_now() -> None:
     assert {one["number"] for one in kinds("lifl/fig09", "L-F9 time")} == {"time_to"}, "of a training"
     assert all("LeNet" in one["of"]["case"] for one in kinds("lifl/fig09", "L-F9 time"))
     (created,) = kinds("lifl/fig08", "L-F8c")
-    assert created["along"] == {"job.clients": ["4", "8", "12"]}
+    assert created["along"] == {"job.clients": ["20", "60", "100"]}
