@@ -110,6 +110,17 @@ fn a_sharded_top_moves_less_over_each_link_than_one_top() {
 }
 
 #[test]
+fn containers_start_without_a_core() {
+    let mut scenario = scenario("sl-h", 1, 1);
+    scenario.nodes[0].cores = 1;
+    let program = one(&scenario);
+    scenario.costs.container_start = Duration::from_secs(2);
+    let container = one(&scenario);
+    assert_eq!(container.cpu, program.cpu);
+    assert!(container.completion >= program.completion + scenario.costs.container_start);
+}
+
+#[test]
 fn sums_may_be_larger_than_updates() {
     let mut scenario = scenario("lifl", 2, 2);
     scenario.switches.placement = Policy::WorstFit;

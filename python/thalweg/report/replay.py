@@ -43,6 +43,7 @@ class Work(TypedDict):
     """What the record's manifest has under ``tree``: the work of the workers."""
 
     system: str
+    start_us: Percentiles
     handover_us: Percentiles
     fold_us: Percentiles
     workers: int
@@ -63,6 +64,7 @@ class Scenario(TypedDict):
     clients: int
     nodes: Sequence[Mapping[str, object]]
     switches: Switches
+    costs: NotRequired[Costs]
     config: Config
 
 
@@ -142,7 +144,12 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     folds = (entry["fold"] for entry in rounds)
     ends = [fold["finish_seconds"] for fold in folds if fold is not None and "finish_seconds" in fold]
     finish = median(ends) - middle - top if ends else 0.0
+    waits = (scenario.get("costs") or {}).get("container_start", 0.0)
+    start = max(0.0, (tree["start_us"]["p50"] or 0.0) / 1e6 - waits)
     return {
+        "warm_start": start,
+        "cold_start": start,
+        "container_start": waits,
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
         "hand_over": handed if on["data_plane"] == "pool" else 0.0,

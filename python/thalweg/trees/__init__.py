@@ -33,6 +33,7 @@ class Costs(TypedDict, total=False):
     side: int
     warm_start: float
     cold_start: float
+    container_start: float
     finish: int
 
 
@@ -256,9 +257,17 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
             history=round(tree.history * 1000),
         ),
         switches=switches(tree),
-        costs=None if tree.costs is None else cast("Costs", tree.costs.model_dump(exclude_none=True)),
+        costs=_costs(tree),
         autoscaler=None if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True),
     )
+
+
+def _costs(tree: TreeSection) -> Costs | None:
+    """Return the costs that a plan names; None if it names none."""
+    own = {} if tree.costs is None else tree.costs.model_dump(exclude_none=True)
+    if switches(tree)["start"] == "cold" and tree.container_start:
+        own["container_start"] = tree.container_start
+    return cast("Costs", own) if own else None
 
 
 def placed(scenario: Scenario) -> Decision:

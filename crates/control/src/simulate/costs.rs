@@ -33,6 +33,9 @@ pub struct Costs {
     /// Time to start a worker as a new process.
     #[serde(with = "crate::seconds")]
     pub cold_start: Duration,
+    /// Time before that in which its container starts, which takes no core.
+    #[serde(with = "crate::seconds")]
+    pub container_start: Duration,
     /// Rate of making the model from the sums at the end of a round; 0 takes no time.
     pub finish: u64,
 }
@@ -48,6 +51,7 @@ impl Default for Costs {
             side: 3_300_000_000,
             warm_start: Duration::from_micros(1300),
             cold_start: Duration::from_millis(100),
+            container_start: Duration::ZERO,
             finish: 0,
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::arrivals::counted;
 use super::machine::{Machine, Range2, Transfer, Work};
 use super::tasks::{Leaves, Task};
-use super::{Costs, Impossible, Outcome, Scenario};
+use super::{Costs, Impossible, Outcome, Scenario, Start};
 use crate::reuse::WorkerRole;
 use crate::{decide, Config, Scaling, State, Time, Top};
 
@@ -25,6 +25,8 @@ enum Event {
     Delivered { to: Range2 },
     /// A node's sums, or a share of them, have arrived at another node.
     Received { transfer: Transfer },
+    /// The container of a worker has started, and its program starts now.
+    Contained { node: u32, worker: usize },
     /// The autoscalers decide.
     Tick,
 }
@@ -109,6 +111,7 @@ impl<'a> Engine<'a> {
             Event::Worked { node, work } => self.worked(node, work),
             Event::Delivered { to } => (to.0..to.1).for_each(|task| self.delivered(task)),
             Event::Received { transfer } => self.received(transfer),
+            Event::Contained { node, worker } => self.begin_program(node, worker, Start::Cold),
             Event::Tick => self.tick(),
         }
     }

@@ -13,8 +13,8 @@ pub enum Start {
     /// The process starts together with the worker pool, and stays.
     #[default]
     Always,
-    /// The process starts with its first work in a round. It ends after the round or, with an autoscaler,
-    /// when the autoscaler wants fewer workers.
+    /// The process starts with its first work in a round, or if it is planned with the round's first update. It
+    /// ends after the round or, with an autoscaler, when the autoscaler wants fewer workers.
     Cold,
 }
 
@@ -89,9 +89,14 @@ impl Shared {
     /// Whether a worker's process should run.
     pub(super) fn is_due(&self, state: &State, worker: usize) -> bool {
         let middle = state.own_middle(self.config.middle);
-        let is_planned = state.planning.as_ref().is_none_or(|planning| planning.has(worker, middle));
-        state.ledger.is_wanted(worker)
-            && (self.config.start == Start::Always && is_planned || state.ledger.has_work(worker))
+        let plan = state.planning.as_ref();
+        let is_planned = plan.is_none_or(|planning| planning.has(worker, middle));
+        // A plan has all levels. So no level has to wait for another before it starts.
+        let starts = match self.config.start {
+            Start::Always => true,
+            Start::Cold => plan.is_some() && state.has_begun,
+        };
+        state.ledger.is_wanted(worker) && (starts && is_planned || state.ledger.has_work(worker))
     }
 
     /// Lets the autoscaler or the planner decide at each tick until the worker pool ends.

@@ -590,6 +590,20 @@ fn a_plan_retires_leaves_and_starts_them_again(routes: bool) {
     }
 }
 
+/// With cold starts the round's first update starts all planned levels at once, the middle too.
+fn the_first_update_starts_the_planned_levels(routes: bool) {
+    let (split, middle) = (Split::Clients, Middle::Own);
+    let case = Case { split, middle, workers: 2, planned: Some(2), start: Start::Cold, routes, ..CASE };
+    let mut bench = Bench::new(case, &[]);
+    for round in 1..=2 {
+        bench.give(0, false);
+        bench.wait_for_starts(3 * round);
+        bench.check("two leaves and a middle");
+        bench.hear_all();
+    }
+    assert_eq!(bench.worker_pool.counts().died, 0);
+}
+
 /// Launches a limited number of processes.
 struct Few {
     launcher: Faulty,
@@ -812,6 +826,7 @@ pub fn tests() {
         ("a_middle_adds_up_the_sums_of_the_leaves", a_middle_adds_up_the_sums_of_the_leaves),
         ("a_node_with_ranges_measures_its_load", a_node_with_ranges_measures_its_load),
         ("plans_change_under_traffic_and_no_bit_does", plans_change_under_traffic_and_no_bit_does),
+        ("the_first_update_starts_the_planned_levels", the_first_update_starts_the_planned_levels),
         ("a_plan_retires_leaves_and_starts_them_again", a_plan_retires_leaves_and_starts_them_again),
         ("a_planned_leaf_that_cannot_start_fails_no_round", a_planned_leaf_that_cannot_start_fails_no_round),
         ("templates_fork_all_workers", templates_fork_all_workers),

@@ -50,8 +50,15 @@ impl Engine<'_> {
         self.round.outcome.aggregators_created += 1;
         match self.scenario.switches.start {
             Start::Always => self.started(node, worker),
-            start => self.submit(node, Work::Start { worker }, self.costs().starting(start)),
+            Start::Cold if !self.costs().container_start.is_zero() => {
+                self.after(self.costs().container_start, Event::Contained { node, worker });
+            }
+            start => self.begin_program(node, worker, start),
         }
+    }
+
+    pub(super) fn begin_program(&mut self, node: u32, worker: usize, start: Start) {
+        self.submit(node, Work::Start { worker }, self.costs().starting(start));
     }
 
     pub(super) fn started(&mut self, node: u32, worker: usize) {
