@@ -185,13 +185,14 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Handles the message that the peer's end of the pair is lost.
+    /// Handles the message that the peer's end of the pair is lost. That end may be lost before its ring is open. Then no
+    /// `Ring` follows, so the pair is replaced whether it has a ring or not.
     ///
     /// # Errors
     /// As [`Self::poll`].
     fn handle_broken(&mut self, pair: u8, epoch: u32, outbox: &Outbox) -> Result<()> {
         let pair = self.index(pair)?;
-        if self.lanes[pair].is_connected(epoch) {
+        if self.lanes[pair].is_current(epoch) {
             self.lost(pair, Fault::Flushed, outbox)?;
             self.wake();
         }
@@ -438,3 +439,7 @@ pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
 fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
 }
+
+#[cfg(test)]
+#[path = "outgoing_tests.rs"]
+mod tests;

@@ -24,6 +24,13 @@ fn probes(pairs: u64) -> u64 {
     2 * pairs
 }
 
+/// Numbers of the first two pairs that follow lost ones: the sender's end of each, and the receiver's. Before them come
+/// the device, and both ends of the handshake's pairs in each direction.
+fn renewed(pairs: u64) -> [[u32; 2]; 2] {
+    let first = 2 + 4 * pairs as u32;
+    [[first, first + 1], [first + 2, first + 3]]
+}
+
 async fn link(pairs: u64, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
     pair_with(&format!(r#"{{"pairs": {pairs}}}"#), behaviour).await
 }
@@ -103,6 +110,40 @@ async fn a_pair_that_breaks_is_made_anew_and_the_others_go_on() {
         recorder.check(&source);
         all_came_once(&recorder, CHUNKS);
         assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");
+    }
+}
+
+/// The sender loses a pair, and the receiver its end of the next one before the ring is open there. So the receiver
+/// never says where that ring is.
+#[tokio::test]
+async fn a_new_pair_that_is_lost_before_its_ring_is_open_is_made_anew() {
+    for seed in 0..24 {
+        let pairs = 1 + seed % 4;
+        let [lost, next] = renewed(pairs);
+        let faults = vec![(probes(pairs) + seed, Fault::Retries)];
+        let behaviour =
+            Behaviour { seed, delay: 0.3, faults, lost_at_once: vec![lost[1]], ..Behaviour::default() };
+        let (pair, fabric) = link(pairs, behaviour).await;
+        let source = pattern(UPDATE, seed);
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
+        sent.unwrap();
+        recorder.check(&source);
+        all_came_once(&recorder, CHUNKS);
+        assert!(fabric.writes().iter().all(|write| write.pair != lost[0]));
+        assert!(fabric.writes().iter().any(|write| write.pair == next[0]), "no pair was lost");
+    }
+}
+
+/// New pairs are lost like that again and again: the link ends.
+#[tokio::test]
+async fn new_pairs_whose_rings_are_never_open_end_the_link() {
+    for pairs in [1, 3] {
+        let faults = vec![(probes(pairs), Fault::Retries)];
+        let lost_at_once = renewed(pairs).map(|[_, receiver]| receiver).to_vec();
+        let (pair, _) = link(pairs, Behaviour { faults, lost_at_once, ..Behaviour::default() }).await;
+        let (sent, _) = send(&pair, &pattern(UPDATE, pairs), CHUNK).await;
+        let error = sent.unwrap_err();
+        assert!(error.to_string().contains("three pairs were lost"), "{error}");
     }
 }
 
