@@ -1,9 +1,11 @@
 //! Tests of `outgoing` with a peer that the test plays. No byte moves.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
+use thalweg_arena::Arena;
 use thalweg_verbs::pretend::{connected, Behaviour, Fabric, Pretend};
 
 use super::*;
+use crate::ends::extent;
 use crate::settings::Choices;
 use crate::NOTES;
 
@@ -34,4 +36,35 @@ fn a_pair_is_replaced_although_its_ring_was_never_open() {
     }
     let third = outgoing.handle_word(Word::Broken { pair: 1, epoch: 2 }, &outbox);
     assert_eq!(third.unwrap_err().kind(), ErrorKind::Closed, "three in a row");
+}
+
+/// At first the windows are small. Each pair may have a chunk, and two more may be offered. Copies take memory, so there are
+/// no more of them with several pairs than with one.
+#[test]
+fn at_first_there_is_room_for_a_chunk_of_each_pair() {
+    const CHUNK: u64 = MAX_CHUNK as u64;
+    for (pairs, bytes, copied, chunks) in [
+        (1, CHUNK, false, 3),
+        (4, CHUNK, false, 6),
+        (16, CHUNK, false, 18),
+        (16, CHUNK, true, 3),
+        (1, CHUNK / 4, false, 12),
+        (16, CHUNK / 4, false, 18),
+        (4, CHUNK / 64, false, 192),
+        // A part that is a whole update, with the modes that have one pair.
+        (1, 3 * CHUNK, false, 1),
+    ] {
+        let (mut outgoing, _theirs) = outgoing(pairs);
+        let (outbox, tracker) = (Outbox::new().0, Arc::default());
+        let arena = Arena::new(bytes).unwrap();
+        let mut offered = 0;
+        while outgoing.has_room(bytes, copied) {
+            let bytes = arena.lend(arena.range()).unwrap();
+            let part = Offered { bytes, staged: None, chunks: Vec::new() };
+            outgoing.offer(Some(extent(1)), part, &tracker, &outbox).unwrap();
+            offered += 1;
+        }
+        assert_eq!(offered, chunks, "{pairs} pairs, {bytes} bytes, copied: {copied}");
+        outgoing.stop();
+    }
 }
