@@ -146,6 +146,24 @@ fn faults_come_when_they_are_told_to_and_memory_is_given_back() {
     }
 }
 
+/// A pair may be lost before it does anything. The memory that it was to open comes back.
+#[test]
+fn a_pair_that_is_lost_at_once_opens_nothing() {
+    let fabric = Arc::new(Fabric::default());
+    let target = Arena::new(LENGTH).unwrap();
+    let behaviour = Behaviour { lost_at_once: vec![3], ..Behaviour::default() };
+    let device = Pretend::new(&fabric, behaviour);
+    device.register(&target).unwrap();
+    let (_from, mut to) = connected(&device, &device, 1).unwrap();
+    assert_eq!(to.endpoint().number, 3);
+    assert!(settle(&mut to).is_empty(), "it has nothing to do yet");
+    to.post(1, Work::Open(target.claim(target.range()).unwrap().into())).unwrap();
+    let done = settle(&mut to);
+    assert!(matches!(done[..], [Done::Lost(Fault::Flushed)]), "{done:?}");
+    drop(to.break_off());
+    assert!(target.claim(target.range()).is_ok());
+}
+
 /// A device puts acknowledged bytes into memory, whatever happens to the pair.
 #[test]
 fn acknowledged_bytes_are_there_when_the_pair_is_broken_off() {

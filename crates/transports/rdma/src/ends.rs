@@ -27,7 +27,8 @@ pub(crate) const PLACE: u32 = 15_000;
 type Make<R> = fn(Arc<dyn Device>, Arc<Pool>, (Box<dyn Pair>, u32, usize)) -> R;
 
 pub(crate) struct Ends<R> {
-    device: Arc<dyn Device>,
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) device: Arc<dyn Device>,
     pub(crate) receiver: R,
     pub(crate) outbox: Outbox,
     pub(crate) sender: Box<dyn Pair>,
@@ -41,7 +42,8 @@ impl<R: Receives> Ends<R> {
     /// `bytes`: the length of the memory that is opened first (ring or slot).
     pub(crate) fn new(seed: u64, bytes: usize, make: Make<R>) -> Self {
         let behaviour = Behaviour { seed, ..Behaviour::default() };
-        let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), behaviour));
+        let fabric = Arc::new(Fabric::default());
+        let device: Arc<dyn Device> = Arc::new(Pretend::new(&fabric, behaviour));
         let (sender, mut pair) = connected(&*device, &*device, NOTES).unwrap();
         let arena = Arena::new(bytes as u64).unwrap();
         device.register(&arena).unwrap();
@@ -50,7 +52,7 @@ impl<R: Receives> Ends<R> {
         let pool = Arc::new(Pool::new(device.clone()));
         let receiver = make(device.clone(), pool, (pair, first.key, arena.as_ptr() as usize));
         let place = Arena::new(PLACE.into()).unwrap();
-        Self { device, receiver, outbox: Outbox::new().0, sender, first, place }
+        Self { fabric, device, receiver, outbox: Outbox::new().0, sender, first, place }
     }
 
     pub(crate) fn poll(&mut self) -> Outcome<()> {

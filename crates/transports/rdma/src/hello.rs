@@ -10,8 +10,9 @@
 //! ```
 //!
 //! If either end refuses, the link is the inner one. Each direction has pairs of its own, so that revoking
-//! memory never waits behind data. Each end names endpoints for as many pairs as its option `pairs` says. Both
-//! use the lower of the two numbers.
+//! memory never waits behind data. The connecting end names endpoints for as many pairs as its option `pairs` says, the
+//! listening end for as many as both use: the lower of the two numbers. A peer that says nothing costs the listening end no
+//! pair.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -107,6 +108,14 @@ impl Messages<'_> {
         }
     }
 
+    /// The peer's hello, or why it refuses.
+    async fn hear_hello(&self) -> Result<std::result::Result<Hello, String>> {
+        Ok(match self.hear(1).await? {
+            Ok(hello) => Ok(Hello::decode(&hello)?),
+            Err(why) => Err(format!("the peer says: {why}")),
+        })
+    }
+
     async fn exchange(
         &self,
         end: End,
@@ -123,13 +132,62 @@ impl Messages<'_> {
     }
 }
 
-/// The pairs and memory that this end prepares before it knows anything about the peer.
+/// What an end says first.
+struct Hello {
+    style: Style,
+    /// Of each pair the end that sends, and the one that receives.
+    endpoints: Vec<(Endpoint, Endpoint)>,
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        let mut all = vec![self.style as u8, self.endpoints.len() as u8];
+        for (outgoing, incoming) in &self.endpoints {
+            all.extend(outgoing.encode());
+            all.extend(incoming.encode());
+        }
+        all
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if it is none.
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader(bytes);
+        let [style, pairs] = reader.take()?;
+        if !(1..=MOST_PAIRS).contains(&usize::from(pairs)) {
+            return Err(corrupt("endpoints of no pair, or of too many"));
+        }
+        let both = |_| Ok((reader.endpoint()?, reader.endpoint()?));
+        let endpoints = (0..pairs).map(both).collect::<Result<_>>()?;
+        let styles = [Style::Writes, Style::Pull, Style::Slot, Style::Printed];
+        let known = styles.into_iter().find(|&known| known as u8 == style);
+        Ok(Self { style: known.ok_or_else(|| corrupt("an unknown mode"))?, endpoints })
+    }
+
+    /// How many pairs of each direction both ends use, if the other end has this style and may have so many.
+    fn agreed(&self, style: Style, pairs: usize) -> usize {
+        if [style, self.style] == [Style::Writes; 2] {
+            pairs.min(self.endpoints.len())
+        } else {
+            1
+        }
+    }
+}
+
+/// The pairs and memory of this end.
 struct Ours {
     device: Arc<dyn Device>,
     outgoing: Vec<Box<dyn Pair>>,
     incoming: Vec<Box<dyn Pair>>,
     /// The rings of all incoming pairs, one behind the other.
     rings: Arena,
+}
+
+impl Ours {
+    fn hello(&self, style: Style) -> Hello {
+        let both = self.outgoing.iter().zip(&self.incoming);
+        Hello { style, endpoints: both.map(|(one, other)| (one.endpoint(), other.endpoint())).collect() }
+    }
 }
 
 fn prepare(device: Towards, pairs: usize) -> std::result::Result<Ours, String> {
@@ -162,39 +220,32 @@ pub(crate) async fn shake(
     &Choices { style, pairs, .. }: &Choices,
 ) -> Result<Shaken> {
     let messages = Messages(inner);
-    let round_trip = inner.counters().round_trip;
-    let ours = device.and_then(|device| prepare(Towards { device, round_trip }, pairs));
-    let endpoints = ours.as_ref().map(|ours| {
-        let mut all = vec![style as u8, pairs as u8];
-        for pair in ours.outgoing.iter().zip(&ours.incoming) {
-            all.extend(pair.0.endpoint().encode());
-            all.extend(pair.1.endpoint().encode());
-        }
-        all
-    });
-    let said = endpoints.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
-    let heard = messages.exchange(end, 1, said).await?;
-    let (mut ours, theirs) = match (ours, heard) {
-        (Ok(ours), Ok(theirs)) => (ours, theirs),
-        (Err(why), _) => return Ok(Shaken::Tcp(why)),
-        (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
+    let heard = match end {
+        End::Listening => Some(messages.hear_hello().await?),
+        End::Connecting => None,
     };
-    let mut reader = Reader(&theirs);
-    let [theirs, their_pairs] = reader.take()?;
-    let their_pairs = usize::from(their_pairs);
-    if !(1..=MOST_PAIRS).contains(&their_pairs) {
-        return Err(corrupt("endpoints of no pair, or of too many"));
-    }
-    let both = |_| Ok((reader.endpoint()?, reader.endpoint()?));
-    let mut endpoints = (0..their_pairs).map(both).collect::<Result<Vec<(Endpoint, Endpoint)>>>()?;
-    let styles = [Style::Writes, Style::Pull, Style::Slot, Style::Printed];
-    let known = styles.into_iter().find(|&known| known as u8 == theirs);
-    let theirs = known.ok_or_else(|| corrupt("an unknown mode"))?;
-    let agreed = if [style, theirs] == [Style::Writes; 2] { pairs.min(their_pairs) } else { 1 };
+    let wanted = match &heard {
+        None => Ok(pairs),
+        Some(Ok(theirs)) => Ok(theirs.agreed(style, pairs)),
+        Some(Err(why)) => Err(why.clone()),
+    };
+    let round_trip = inner.counters().round_trip;
+    let ours = device.and_then(|device| prepare(Towards { device, round_trip }, wanted?));
+    let hello = ours.as_ref().map(|ours| ours.hello(style).encode());
+    messages.say(1, hello.as_ref().map(Vec::as_slice).map_err(|why| why.as_str())).await?;
+    let heard = match heard {
+        Some(heard) => heard,
+        None => messages.hear_hello().await?,
+    };
+    let (mut ours, mut theirs) = match (ours, heard) {
+        (Ok(ours), Ok(theirs)) => (ours, theirs),
+        (Err(why), _) | (_, Err(why)) => return Ok(Shaken::Tcp(why)),
+    };
+    let agreed = theirs.agreed(style, pairs);
     ours.outgoing.truncate(agreed);
     ours.incoming.truncate(agreed);
-    endpoints.truncate(agreed);
-    join(messages, end, ours, &endpoints, (style, theirs)).await
+    theirs.endpoints.truncate(agreed);
+    join(messages, end, ours, &theirs.endpoints, (style, theirs.style)).await
 }
 
 async fn join(
@@ -369,6 +420,10 @@ async fn probe(ours: &mut Ours, to: &[Remote], length: u64) -> std::result::Resu
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use thalweg_conformance::Factory;
     use thalweg_transport::memory::Memory;
     use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
@@ -427,5 +482,32 @@ mod tests {
                 assert_eq!((pairs.outgoing.len(), pairs.incoming.len()), (agreed, agreed));
             }
         }
+    }
+
+    /// A listening end makes nothing before the peer has said hello, and then no more pairs than both use.
+    #[tokio::test]
+    async fn a_peer_that_says_nothing_costs_no_pair() {
+        let fabric = Arc::new(Fabric::default());
+        let device: Arc<dyn Device> = Arc::new(Pretend::new(&fabric, Behaviour::default()));
+        let pair = Factory::new(Arc::new(Memory), "memory://silent:0").pair().await;
+        let choices = Choices { pairs: MOST_PAIRS, ..Choices::read(&Default::default()).unwrap() };
+        let mut listening = pin!(shake(&*pair.server, End::Listening, Ok(device.clone()), &choices));
+        assert!(listening.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(fabric.cut(), 0, "pairs for a silent peer");
+        let theirs = prepare(Towards { device, round_trip: None }, 3).unwrap();
+        let messages = Messages(&*pair.client);
+        let hello = async {
+            messages.say(1, Ok(&theirs.hello(Style::Writes).encode())).await.unwrap();
+            messages.hear_hello().await.unwrap()
+        };
+        let answer = tokio::select! {
+            _ = &mut listening => panic!("it did not wait for the rings"),
+            answer = hello => answer,
+        };
+        assert_eq!(
+            (answer.unwrap().endpoints.len(), fabric.cut()),
+            (3, 6 + 6),
+            "three each way, at both ends"
+        );
     }
 }

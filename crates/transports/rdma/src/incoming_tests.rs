@@ -189,21 +189,50 @@ fn what_was_committed_is_under_way_until_it_has_come() {
     }
 }
 
-/// Two pairs. The grant is open to the first one, and the record comes over the second: the bytes may not be there.
-#[test]
-fn a_record_over_another_pair_ends_the_link() {
-    let mut ends: Ends<Incoming> = Ends::new(5, SLOTS * RECORD, |device, pool, pair| {
+/// A receiver with two pairs. The sender's end of the first one is gone.
+fn two_pairs(seed: u64) -> Ends<Incoming> {
+    Ends::new(seed, SLOTS * RECORD, |device, pool, pair| {
         let ring = Arena::new((SLOTS * RECORD) as u64).unwrap();
         device.register(&ring).unwrap();
         let (_, mut first) = connected(&*device, &*device, NOTES).unwrap();
         first.post(0, Work::Open(ring.claim(ring.range()).unwrap().into())).unwrap();
         let Some(Done::Opened(_, at)) = settle(&mut first).pop() else { panic!("nothing is open") };
         Incoming::new(device, pool, vec![(first, at.key, at.address as usize), pair])
-    });
+    })
+}
+
+/// The grant is open to the first pair, and the record comes over the second: the bytes may not be there.
+#[test]
+fn a_record_over_another_pair_ends_the_link() {
+    let mut ends = two_pairs(5);
     ends.granted(0);
     assert_eq!(ends.receiver.grants[&0].pair, 0);
     let said = ends.outbox.said();
     assert!(matches!(said[..], [Word::Grant { number: 0, pair: 0, .. }]), "{said:?}");
     ends.note(0, 0, 0);
     assert_eq!(ends.poll().unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+/// The device reports the loss of both pairs, and the sender replaces the second one first. Until then nothing is granted:
+/// a grant to a lost pair would wait for the sender.
+#[test]
+fn a_pair_that_the_device_has_lost_is_granted_nothing() {
+    let mut ends = two_pairs(6);
+    assert!(ends.receiver.may_grant());
+    assert_eq!(ends.fabric.cut(), 3, "one end of the first pair, and both of the second");
+    ends.poll().unwrap();
+    let said = ends.outbox.said();
+    let broken = [Word::Broken { pair: 0, epoch: 0 }, Word::Broken { pair: 1, epoch: 0 }];
+    assert_eq!((said.as_slice(), ends.receiver.may_grant()), (&broken[..], false));
+    let renew = |pair: u8, ends: &mut Ends<Incoming>| {
+        let endpoint = ends.device.pair(NOTES).unwrap().endpoint();
+        ends.receiver.handle_word(Word::Renew { pair, epoch: 1, endpoint }, &ends.outbox).unwrap();
+        ends.poll().unwrap();
+    };
+    renew(1, &mut ends);
+    ends.granted(0);
+    assert_eq!(ends.receiver.grants[&0].pair, 1, "granted to a lost pair");
+    assert_eq!(ends.receiver.least_loaded(), Some(1));
+    renew(0, &mut ends);
+    assert_eq!(ends.receiver.least_loaded(), Some(0));
 }

@@ -27,6 +27,8 @@ pub(crate) struct Joined {
     /// How the peer addresses the first memory; `None` while it is being opened.
     first: Option<Remote>,
     address: u64,
+    /// Whether the device has reported that the pair is lost. The peer's next pair follows.
+    lost: bool,
     /// Events in the order of the pair: `polled` is the buffer for `poll`, `waiting` holds those not handled
     /// yet.
     polled: Vec<Done>,
@@ -43,13 +45,13 @@ impl Joined {
         let address = address as u64;
         let first = Some(Remote { address, key });
         let (polled, waiting) = (Vec::new(), VecDeque::new());
-        Self { device, number, pair: Some(pair), epoch: 0, first, address, polled, waiting }
+        Self { device, number, pair: Some(pair), epoch: 0, first, address, lost: false, polled, waiting }
     }
 
-    /// How the peer addresses the first memory. `None` while a lost pair is being replaced: nothing can be
-    /// opened then.
+    /// How the peer addresses the first memory. `None` from the loss of the pair, as soon as the device reports it or
+    /// the peer does, until the next one is ready: nothing can be opened meanwhile.
     pub(crate) fn first(&self) -> Option<Remote> {
-        self.first
+        self.first.filter(|_| !self.lost)
     }
 
     pub(crate) fn post(&mut self, id: u64, work: Work) -> Result<()> {
@@ -74,6 +76,7 @@ impl Joined {
         while let Some(done) = self.poll(context) {
             match done {
                 Done::Lost(fault) if fault.may_retry() => {
+                    self.lost = true;
                     outbox.say(&Word::Broken { pair: self.number, epoch: self.epoch });
                 }
                 Done::Lost(_) => {
@@ -136,7 +139,7 @@ impl Joined {
             open.into_iter().map(|(_, memory)| (memory.address(), memory)).collect();
         let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         pair.connect(endpoint).map_err(|error| refused(&error))?;
-        (self.epoch, self.first, self.pair) = (epoch, None, Some(pair));
+        (self.epoch, self.first, self.pair, self.lost) = (epoch, None, Some(pair), false);
         let first = memory.remove(&self.address).ok_or_else(|| corrupt("a pair that was not whole"))?;
         self.post(FIRST, Work::Open(first))?;
         Ok(memory)

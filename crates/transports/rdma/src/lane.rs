@@ -51,9 +51,9 @@ impl Lane {
         self.posted.values().any(|&of| of == number)
     }
 
-    /// Whether a message about this epoch of the pair is about the connected pair, not about one that was lost.
-    pub(crate) fn is_connected(&self, epoch: u32) -> bool {
-        epoch == self.epoch && self.ring.is_some()
+    /// Whether a message about this epoch of the pair is about the present pair, not about one that was replaced.
+    pub(crate) fn is_current(&self, epoch: u32) -> bool {
+        epoch == self.epoch
     }
 
     /// Adds the pair's new events to `done`; false if there are none.

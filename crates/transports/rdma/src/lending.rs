@@ -218,7 +218,7 @@ impl Lending {
 }
 
 impl Sends for Lending {
-    fn has_room(&self, bytes: u64) -> bool {
+    fn has_room(&self, bytes: u64, _: bool) -> bool {
         self.entries.is_empty() || (self.entries.len() < GRANTS && self.lent.saturating_add(bytes) <= LENT)
     }
 

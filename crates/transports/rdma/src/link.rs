@@ -152,7 +152,7 @@ impl RdmaLink {
             self.shared.check(SEND)?;
             {
                 let mut outgoing = self.shared.outgoing();
-                if outgoing.has_room(part.bytes.len() as u64) {
+                if outgoing.has_room(part.bytes.len() as u64, part.staged.is_some()) {
                     let offered = outgoing.offer(extent, part, tracker, &self.shared.outbox);
                     drop(outgoing);
                     return offered.inspect_err(|error| self.shared.end(error.clone()));

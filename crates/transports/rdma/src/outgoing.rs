@@ -27,10 +27,13 @@ use crate::words::{record, Word, RECORD};
 use crate::GRANTS;
 
 const SEND: &str = "send update";
-/// Number of bytes that may be offered even if the window is small: three chunks. With one chunk in flight at
-/// a time, `Taken`, the next offer and its grant take one and a half round trips. Meanwhile another chunk is
-/// written, which takes at least one round trip.
-const LEAST_OFFERED: u64 = 3 * MAX_CHUNK as u64;
+/// Parts that may be offered even if the windows are small, beside one for each pair. With one chunk in flight at a time,
+/// `Taken`, the next offer and its grant take one and a half round trips. Meanwhile another chunk is written, which takes
+/// at least one round trip. More would not help: a part is bound to a pair once it is granted, and a pair that is slow
+/// then holds it.
+const SPARE: usize = 2;
+/// Number of bytes that may be offered even if the windows are small.
+const LEAST_OFFERED: u64 = (1 + SPARE as u64) * MAX_CHUNK as u64;
 
 /// The sending side of a link that writes.
 pub(crate) struct Outgoing {
@@ -185,13 +188,14 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Handles the message that the peer's end of the pair is lost.
+    /// Handles the message that the peer's end of the pair is lost. That end may be lost before its ring is open. Then no
+    /// `Ring` follows, so the pair is replaced whether it has a ring or not.
     ///
     /// # Errors
     /// As [`Self::poll`].
     fn handle_broken(&mut self, pair: u8, epoch: u32, outbox: &Outbox) -> Result<()> {
         let pair = self.index(pair)?;
-        if self.lanes[pair].is_connected(epoch) {
+        if self.lanes[pair].is_current(epoch) {
             self.lost(pair, Fault::Flushed, outbox)?;
             self.wake();
         }
@@ -333,12 +337,15 @@ impl Outgoing {
 }
 
 impl Sends for Outgoing {
-    /// Whether `bytes` more bytes may be offered. Two windows of all pairs may be offered at a time, so that grants
-    /// arrive before they are needed.
-    fn has_room(&self, bytes: u64) -> bool {
+    /// Two windows of all pairs may be offered at a time, so that grants arrive before they are needed. While windows are
+    /// small, each pair may have a chunk nevertheless, if that takes no more memory here.
+    fn has_room(&self, bytes: u64, copied: bool) -> bool {
         let windows = self.lanes.iter().fold(0_u64, |sum, lane| sum.saturating_add(lane.mover.window()));
-        let most = windows.saturating_mul(2).max(LEAST_OFFERED);
-        self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
+        let (others, all) = (self.entries.len(), self.offered.saturating_add(bytes));
+        let few = self.lanes.len() + SPARE;
+        let is_few = !copied && others < few && all <= few as u64 * u64::from(MAX_CHUNK);
+        let fits = is_few || all <= windows.saturating_mul(2).max(LEAST_OFFERED);
+        others == 0 || (others < GRANTS && fits)
     }
 
     fn chunks(&self) -> usize {
@@ -438,3 +445,7 @@ pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
 fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
 }
+
+#[cfg(test)]
+#[path = "outgoing_tests.rs"]
+mod tests;

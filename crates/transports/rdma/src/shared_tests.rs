@@ -39,7 +39,7 @@ async fn full() -> Shared {
     let source = Arena::new(100).unwrap();
     device.register(&source).unwrap();
     let bytes = source.lend(source.range()).unwrap();
-    while shared.outgoing().has_room(100) {
+    while shared.outgoing().has_room(100, false) {
         let part = Offered { bytes: bytes.clone(), staged: None, chunks: Vec::new() };
         shared.outgoing().offer(Some(extent(100)), part, &Arc::default(), &shared.outbox).unwrap();
     }
@@ -63,11 +63,11 @@ async fn room_is_told_when_what_was_taken_is_lent_no_more() {
     for number in 0..GRANTS as u64 {
         shared.take(Word::Taken { number }).unwrap();
     }
-    assert!(!shared.outgoing().has_room(100), "the device still lends them");
+    assert!(!shared.outgoing().has_room(100, false), "the device still lends them");
     let mut room = pin!(shared.room.notified());
     room.as_mut().enable();
     settle(&shared);
-    assert!(shared.outgoing().has_room(100));
+    assert!(shared.outgoing().has_room(100, false));
     assert!(room.poll(&mut Context::from_waker(Waker::noop())).is_ready(), "a sender waits for ever");
 }
 

@@ -24,8 +24,8 @@ pub(crate) struct Offered {
 
 /// The side that sends parts.
 pub(crate) trait Sends: Send {
-    /// Whether a part of `bytes` bytes may be offered now.
-    fn has_room(&self, bytes: u64) -> bool;
+    /// Whether a part of `bytes` bytes may be offered now. `copied`: they were copied into memory of the link's own.
+    fn has_room(&self, bytes: u64, copied: bool) -> bool;
 
     /// Number of parts that were offered and have not ended. When the number falls, `has_room` and
     /// `is_leaving` may change.

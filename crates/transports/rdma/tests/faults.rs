@@ -4,16 +4,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_arena::Arena;
 use thalweg_conformance::{outgoing, pattern, update_id, Pair, Pump, Recorder};
-use thalweg_transport::{Address, ErrorKind, Options, Result, SendReport, Transport};
+use thalweg_transport::{Address, ErrorKind, Options, Transport};
 use thalweg_verbs::pretend::{Behaviour, Fabric};
 use thalweg_verbs::Fault;
 
 mod common;
 #[path = "../../tcp/tests/common/trust.rs"]
 mod trust;
-use common::{factory, options, pretend};
+use common::{factory, options, pair_with, pretend, recorder, send};
 use trust::Trust;
 
 /// Writes of the handshake: the first packet of each end. Fault numbers count from there.
@@ -35,19 +34,7 @@ const MODES: &[&str] = if cfg!(feature = "baselines") {
 };
 
 async fn pair_in(mode: &str, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
-    let (transport, fabric) = pretend(behaviour);
-    let mut factory = factory(Behaviour::default(), &format!(r#"{{"mode": "{mode}"}}"#));
-    factory.transport = Arc::new(transport);
-    (factory.pair().await, fabric)
-}
-
-/// Sends an update to the server, whose sink gives the places beforehand.
-async fn send(pair: &Pair, source: &Arena) -> (Result<SendReport>, Arc<Recorder>) {
-    let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
-    let pump = Pump::start(&pair.server, &recorder);
-    let sent = pair.client.send_update(&outgoing(source, update_id(1), CHUNK)).await;
-    drop(pump);
-    (sent, recorder)
+    pair_with(&format!(r#"{{"mode": "{mode}"}}"#), behaviour).await
 }
 
 /// A pair that breaks, at whichever write, is replaced, and the whole update arrives.
@@ -62,7 +49,7 @@ async fn a_pair_that_breaks_is_made_anew() {
                 Behaviour { seed: at, delay: 0.2, faults: vec![(at, fault)], ..Behaviour::default() };
             let (pair, _) = pair_in(mode, behaviour).await;
             let source = pattern(UPDATE, at);
-            let (sent, recorder) = send(&pair, &source).await;
+            let (sent, recorder) = send(&pair, &source, CHUNK).await;
             sent.unwrap();
             assert_eq!(recorder.seen().ranges.bytes(), UPDATE);
             assert!(recorder.seen().stored.iter().all(|(_, outcome)| outcome.is_ok()));
@@ -82,7 +69,7 @@ async fn after_a_cut_only_what_is_missing_is_sent() {
 async fn after_a_cut(mode: &str) {
     let (pair, fabric) = pair_in(mode, Behaviour { delay: 0.5, ..Behaviour::default() }).await;
     let source = pattern(UPDATE, 1);
-    let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+    let recorder = recorder(UPDATE);
     let _pump = Pump::start(&pair.server, &recorder);
     let update = outgoing(&source, update_id(1), CHUNK);
     let cut = async {
@@ -108,7 +95,7 @@ async fn three_losses(mode: &str) {
     let faults = (PROBES..PROBES + 3).map(|at| (at, Fault::Retries)).collect();
     let (pair, _) = pair_in(mode, Behaviour { faults, ..Behaviour::default() }).await;
     let source = pattern(UPDATE, 2);
-    let (sent, recorder) = send(&pair, &source).await;
+    let (sent, recorder) = send(&pair, &source, CHUNK).await;
     let error = sent.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     // Only the side that moves the bytes knows why the link ended.
@@ -122,7 +109,7 @@ async fn an_access_error_ends_the_link_at_once() {
     for &mode in MODES {
         let behaviour = Behaviour { faults: vec![(PROBES, Fault::Access)], ..Behaviour::default() };
         let (pair, _) = pair_in(mode, behaviour).await;
-        let (sent, _) = send(&pair, &pattern(UPDATE, 3)).await;
+        let (sent, _) = send(&pair, &pattern(UPDATE, 3), CHUNK).await;
         let error = sent.unwrap_err();
         let said = mode == "pull" || error.to_string().contains("access error");
         assert!(error.kind() == ErrorKind::Closed && said, "{error}");
@@ -137,7 +124,7 @@ async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
         let source = pattern(UPDATE, seed);
         let update = outgoing(&source, update_id(1), CHUNK);
         let cancel = update.cancel().clone();
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+        let recorder = recorder(UPDATE);
         let mut pump = Pump::start(&pair.server, &recorder);
         let stop = async {
             recorder.until(|seen| seen.stored.len() as u64 > seed % 4).await;
@@ -153,7 +140,7 @@ async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
         assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");
         recorder.check(&source);
         pump.stop(&pair.client).await;
-        let (sent, recorder) = send(&pair, &source).await;
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
         sent.unwrap();
         recorder.check(&source);
         assert!(bytes <= UPDATE && recorder.seen().ranges.bytes() == UPDATE);
@@ -165,7 +152,7 @@ async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
 async fn nothing_is_copied_into_places_that_were_given_beforehand() {
     for &mode in MODES {
         let (pair, _) = pair_in(mode, Behaviour::default()).await;
-        let (sent, recorder) = send(&pair, &pattern(UPDATE, 4)).await;
+        let (sent, recorder) = send(&pair, &pattern(UPDATE, 4), CHUNK).await;
         sent.unwrap();
         // FedRDMA's first version copies each piece out of its slot, and then the chunk to its place.
         let copies = if mode == "fedrdma" { 2 } else { 0 };
@@ -184,7 +171,7 @@ async fn if_either_end_wants_to_read_both_do() {
         factory = factory.options(listen, connect);
         let pair = factory.pair().await;
         let source = pattern(UPDATE, 6);
-        let (sent, recorder) = send(&pair, &source).await;
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
         sent.unwrap();
         recorder.check(&source);
         // Only the update itself is sent, and no commit records.
@@ -202,7 +189,7 @@ async fn the_printed_rule_hands_each_chunk_on_once() {
         let behaviour =
             Behaviour { seed, delay: 0.3, faults: vec![(9 + seed, Fault::Retries)], ..Behaviour::default() };
         let pair = factory(behaviour, "{}").options(own.clone(), own).pair().await;
-        let (sent, recorder) = send(&pair, &pattern(UPDATE, seed)).await;
+        let (sent, recorder) = send(&pair, &pattern(UPDATE, seed), CHUNK).await;
         sent.unwrap();
         assert_eq!(recorder.seen().stored.len() as u64, UPDATE / u64::from(CHUNK));
         assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");

@@ -12,7 +12,7 @@ use thalweg_verbs::pretend::{Behaviour, Fabric};
 use thalweg_verbs::Fault;
 
 mod common;
-use common::{factory, pretend};
+use common::{pair_with, recorder, send};
 
 const CHUNK: u32 = 64 << 10;
 /// Chunks of an update.
@@ -24,11 +24,15 @@ fn probes(pairs: u64) -> u64 {
     2 * pairs
 }
 
-async fn pair_with(pairs: u64, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
-    let (transport, fabric) = pretend(behaviour);
-    let mut factory = factory(Behaviour::default(), &format!(r#"{{"pairs": {pairs}}}"#));
-    factory.transport = Arc::new(transport);
-    (factory.pair().await, fabric)
+/// Numbers of the first two pairs that follow lost ones: the sender's end of each, and the receiver's. Before them come
+/// the device, and both ends of the handshake's pairs in each direction.
+fn renewed(pairs: u64) -> [[u32; 2]; 2] {
+    let first = 2 + 4 * pairs as u32;
+    [[first, first + 1], [first + 2, first + 3]]
+}
+
+async fn link(pairs: u64, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
+    pair_with(&format!(r#"{{"pairs": {pairs}}}"#), behaviour).await
 }
 
 /// Whether all chunks of an update were stored, each once and undamaged.
@@ -43,11 +47,10 @@ fn all_came_once(recorder: &Recorder, chunks: usize) {
 #[tokio::test]
 async fn chunks_are_striped_over_all_pairs() {
     for pairs in [1, 2, 4, 16] {
-        let (pair, fabric) = pair_with(pairs, Behaviour { seed: pairs, ..Behaviour::default() }).await;
+        let (pair, fabric) = link(pairs, Behaviour { seed: pairs, ..Behaviour::default() }).await;
         let source = pattern(UPDATE, pairs);
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
-        let _pump = Pump::start(&pair.server, &recorder);
-        pair.client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
+        sent.unwrap();
         recorder.check(&source);
         all_came_once(&recorder, CHUNKS);
         let mut carried: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
@@ -71,9 +74,9 @@ async fn a_pair_that_stalls_delays_its_own_chunks_alone() {
     let chunk = 4 * CHUNK;
     for pairs in [2, 4] {
         let behaviour = Behaviour { stalls: vec![probes(pairs)], ..Behaviour::default() };
-        let (pair, fabric) = pair_with(pairs, behaviour).await;
+        let (pair, fabric) = link(pairs, behaviour).await;
         let source = pattern(LARGE, pairs);
-        let recorder = Arc::new(Recorder::new(LARGE).preparing(|_| true));
+        let recorder = recorder(LARGE);
         let _pump = Pump::start(&pair.server, &recorder);
         let update = outgoing(&source, update_id(1), chunk);
         let chunks = update.chunks().len();
@@ -100,14 +103,47 @@ async fn a_pair_that_breaks_is_made_anew_and_the_others_go_on() {
         let at = probes(pairs) + seed;
         let faults = vec![(at, fault), (at + 1 + seed % 7, fault)];
         let behaviour = Behaviour { seed, delay: 0.3, faults, ..Behaviour::default() };
-        let (pair, _) = pair_with(pairs, behaviour).await;
+        let (pair, _) = link(pairs, behaviour).await;
         let source = pattern(UPDATE, seed);
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
-        let _pump = Pump::start(&pair.server, &recorder);
-        pair.client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
+        sent.unwrap();
         recorder.check(&source);
         all_came_once(&recorder, CHUNKS);
         assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");
+    }
+}
+
+/// The sender loses a pair, and the receiver its end of the next one before the ring is open there. So the receiver
+/// never says where that ring is.
+#[tokio::test]
+async fn a_new_pair_that_is_lost_before_its_ring_is_open_is_made_anew() {
+    for seed in 0..24 {
+        let pairs = 1 + seed % 4;
+        let [lost, next] = renewed(pairs);
+        let faults = vec![(probes(pairs) + seed, Fault::Retries)];
+        let behaviour =
+            Behaviour { seed, delay: 0.3, faults, lost_at_once: vec![lost[1]], ..Behaviour::default() };
+        let (pair, fabric) = link(pairs, behaviour).await;
+        let source = pattern(UPDATE, seed);
+        let (sent, recorder) = send(&pair, &source, CHUNK).await;
+        sent.unwrap();
+        recorder.check(&source);
+        all_came_once(&recorder, CHUNKS);
+        assert!(fabric.writes().iter().all(|write| write.pair != lost[0]));
+        assert!(fabric.writes().iter().any(|write| write.pair == next[0]), "no pair was lost");
+    }
+}
+
+/// New pairs are lost like that again and again: the link ends.
+#[tokio::test]
+async fn new_pairs_whose_rings_are_never_open_end_the_link() {
+    for pairs in [1, 3] {
+        let faults = vec![(probes(pairs), Fault::Retries)];
+        let lost_at_once = renewed(pairs).map(|[_, receiver]| receiver).to_vec();
+        let (pair, _) = link(pairs, Behaviour { faults, lost_at_once, ..Behaviour::default() }).await;
+        let (sent, _) = send(&pair, &pattern(UPDATE, pairs), CHUNK).await;
+        let error = sent.unwrap_err();
+        assert!(error.to_string().contains("three pairs were lost"), "{error}");
     }
 }
 
@@ -116,9 +152,9 @@ async fn a_pair_that_breaks_is_made_anew_and_the_others_go_on() {
 async fn after_a_cut_all_pairs_are_made_anew() {
     for seed in 0..12 {
         let pairs = 1 + seed % 4;
-        let (pair, fabric) = pair_with(pairs, Behaviour { seed, delay: 0.5, ..Behaviour::default() }).await;
+        let (pair, fabric) = link(pairs, Behaviour { seed, delay: 0.5, ..Behaviour::default() }).await;
         let source = pattern(UPDATE, seed);
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+        let recorder = recorder(UPDATE);
         let _pump = Pump::start(&pair.server, &recorder);
         let update = outgoing(&source, update_id(1), CHUNK);
         let cut = async {
@@ -137,11 +173,10 @@ async fn after_a_cut_all_pairs_are_made_anew() {
 async fn three_losses_of_a_pair_without_progress_end_the_link() {
     for pairs in [2, 5] {
         let faults = (probes(pairs)..probes(pairs) + 4 * pairs).map(|at| (at, Fault::Retries)).collect();
-        let (pair, _) = pair_with(pairs, Behaviour { faults, ..Behaviour::default() }).await;
+        let (pair, _) = link(pairs, Behaviour { faults, ..Behaviour::default() }).await;
         let source = pattern(UPDATE, 2);
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
-        let _pump = Pump::start(&pair.server, &recorder);
-        let error = pair.client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap_err();
+        let (sent, _) = send(&pair, &source, CHUNK).await;
+        let error = sent.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("three pairs were lost"), "{error}");
         assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
@@ -156,11 +191,11 @@ async fn a_send_is_cancelled_while_pairs_stall_and_break() {
         let pairs = 2 + seed % 3;
         let (stalls, faults) = (vec![probes(pairs) + seed], vec![(probes(pairs) + seed / 2, Fault::Retries)]);
         let behaviour = Behaviour { seed, delay: 0.4, stalls, faults, ..Behaviour::default() };
-        let (pair, fabric) = pair_with(pairs, behaviour).await;
+        let (pair, fabric) = link(pairs, behaviour).await;
         let source = pattern(UPDATE, seed);
         let update = outgoing(&source, update_id(1), CHUNK);
         let cancel = update.cancel().clone();
-        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+        let recorder = recorder(UPDATE);
         let mut pump = Pump::start(&pair.server, &recorder);
         let stop = async {
             recorder.until(|seen| seen.stored.len() as u64 > seed % 4).await;

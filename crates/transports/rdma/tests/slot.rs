@@ -14,7 +14,7 @@ use thalweg_transport::{ErrorKind, Outgoing, Result, SendReport};
 use thalweg_verbs::pretend::{Behaviour, Fabric};
 
 mod common;
-use common::{factory, pretend};
+use common::{pair_with, recorder};
 
 /// Bytes of an update, which is one chunk and 768 pieces.
 const UPDATE: u64 = 3 << 20;
@@ -28,18 +28,11 @@ type Sending<'a> = Pin<Box<dyn Future<Output = Result<SendReport>> + Send + 'a>>
 type Receiving<'a> = Pin<Box<dyn Future<Output = Result<Bytes>> + Send + 'a>>;
 
 async fn pair(seed: u64) -> (Pair, Arc<Fabric>) {
-    let (transport, fabric) = pretend(Behaviour { seed, delay: 0.2, ..Behaviour::default() });
-    let mut factory = factory(Behaviour::default(), OWN);
-    factory.transport = Arc::new(transport);
-    (factory.pair().await, fabric)
+    pair_with(OWN, Behaviour { seed, delay: 0.2, ..Behaviour::default() }).await
 }
 
 fn update(source: &Arena) -> Outgoing {
     outgoing(source, update_id(1), UPDATE as u32)
-}
-
-fn recorder() -> Arc<Recorder> {
-    Arc::new(Recorder::new(UPDATE).preparing(|_| true))
 }
 
 /// The peer grants memory for the update and then receives no more. Returns when the sender waits for it.
@@ -63,7 +56,7 @@ async fn stall(send: &mut Sending<'_>, receive: &mut Receiving<'_>, recorder: &R
 async fn a_send_is_cancelled_while_its_notes_are_not_read() {
     for seed in 0..4 {
         let (pair, fabric) = pair(seed).await;
-        let (source, recorder) = (pattern(UPDATE, seed), recorder());
+        let (source, recorder) = (pattern(UPDATE, seed), recorder(UPDATE));
         let update = update(&source);
         let mut send: Sending = pair.client.send_update(&update);
         let mut receive: Receiving = pair.server.receive(&*recorder);
@@ -82,7 +75,7 @@ async fn a_send_is_cancelled_while_its_notes_are_not_read() {
 
 /// Sends an update to a peer that receives.
 async fn whole_update_arrives(pair: &Pair, seed: u64) {
-    let (source, recorder) = (pattern(UPDATE, seed), recorder());
+    let (source, recorder) = (pattern(UPDATE, seed), recorder(UPDATE));
     let _pump = Pump::start(&pair.server, &recorder);
     pair.client.send_update(&update(&source)).await.unwrap();
     recorder.check(&source);
@@ -94,7 +87,7 @@ async fn whole_update_arrives(pair: &Pair, seed: u64) {
 async fn a_new_pair_has_room_for_all_notes() {
     for seed in 0..4 {
         let (pair, fabric) = pair(seed).await;
-        let (source, recorder) = (pattern(UPDATE, seed), recorder());
+        let (source, recorder) = (pattern(UPDATE, seed), recorder(UPDATE));
         let update = update(&source);
         let mut send: Sending = pair.client.send_update(&update);
         let mut receive: Receiving = pair.server.receive(&*recorder);

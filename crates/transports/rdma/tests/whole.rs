@@ -1,17 +1,15 @@
 //! An update is one extent: how many writes it takes, in which order, and what is sent again after a break.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
-use std::sync::Arc;
-
 use thalweg_arena::Arena;
-use thalweg_conformance::{outgoing, pattern, update_id, Pair, Pump, Recorder};
+use thalweg_conformance::{outgoing, pattern, update_id, Pump};
 use thalweg_rdma_proto::count;
 use thalweg_transport::{Cancel, Outgoing};
-use thalweg_verbs::pretend::{Behaviour, Fabric, Written};
+use thalweg_verbs::pretend::{Behaviour, Written};
 use thalweg_wire::{Range, Ranges};
 
 mod common;
-use common::{factory, pretend};
+use common::{pair_with, recorder};
 
 const MIB: u64 = 1 << 20;
 const CHUNK: u32 = 256 << 10;
@@ -20,17 +18,10 @@ const RECORD: u64 = 64;
 /// Writes of the handshake: the first packet of each end.
 const PROBES: usize = 2;
 
-async fn pair_with(own: &str, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
-    let (transport, fabric) = pretend(behaviour);
-    let mut factory = factory(Behaviour::default(), own);
-    factory.transport = Arc::new(transport);
-    (factory.pair().await, fabric)
-}
-
 /// Sends an update to a sink that gives the places beforehand. Returns the writes, and checks what arrives.
 async fn written(own: &str, source: &Arena, update: &Outgoing) -> Vec<Written> {
     let (pair, fabric) = pair_with(own, Behaviour::default()).await;
-    let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
+    let recorder = recorder(source.len());
     let _pump = Pump::start(&pair.server, &recorder);
     let sent = pair.client.send_update(update).await.unwrap();
     recorder.check(source);
@@ -112,7 +103,7 @@ async fn after_a_cut_only_the_piece_under_way_is_written_again() {
         let own = format!(r#"{{"mode": "fedrdma-e", "piece": {PIECE}, "link_enable": 0}}"#);
         let (pair, fabric) = pair_with(&own, Behaviour { seed, delay: 0.4, ..Behaviour::default() }).await;
         let source = pattern(3 * MIB, seed);
-        let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
+        let recorder = recorder(source.len());
         let _pump = Pump::start(&pair.server, &recorder);
         let update = outgoing(&source, update_id(1), CHUNK);
         let cut = async {
@@ -138,7 +129,7 @@ async fn the_next_link_sends_what_is_missing() {
         let behaviour = Behaviour { seed, delay: 0.3, ..Behaviour::default() };
         let own = format!(r#"{{"mode": "{mode}"}}"#);
         let source = pattern(3 * MIB, seed);
-        let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
+        let recorder = recorder(source.len());
         let (first, _) = pair_with(&own, behaviour.clone()).await;
         let pump = Pump::start(&first.server, &recorder);
         let update = outgoing(&source, update_id(1), CHUNK);

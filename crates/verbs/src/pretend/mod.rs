@@ -41,6 +41,8 @@ pub struct Behaviour {
     /// Which writes and reads stall their pair until [`Fabric::go_on`], as if a packet was lost behind them. A
     /// write itself still completes; what is queued behind it waits. They are counted in the same way.
     pub stalls: Vec<u64>,
+    /// Which pairs are lost at their first work request: their numbers on the fabric, as in [`Written::pair`].
+    pub lost_at_once: Vec<u32>,
     /// Maximum number of bytes that may be registered.
     pub locked: u64,
     /// Whether the device has memory windows.
@@ -51,8 +53,16 @@ pub struct Behaviour {
 
 impl Default for Behaviour {
     fn default() -> Self {
-        let (faults, stalls) = (Vec::new(), Vec::new());
-        Self { seed: 1, delay: 0.0, faults, stalls, locked: u64::MAX, windows: true, reads: 16 }
+        Self {
+            seed: 1,
+            delay: 0.0,
+            faults: Vec::new(),
+            stalls: Vec::new(),
+            lost_at_once: Vec::new(),
+            locked: u64::MAX,
+            windows: true,
+            reads: 16,
+        }
     }
 }
 

@@ -35,6 +35,10 @@ impl PretendPair {
         if state.rng.hits(self.shared.behaviour.delay) {
             return true;
         }
+        if self.shared.behaviour.lost_at_once.contains(&self.number) {
+            state.lose(Fault::Flushed);
+            return true;
+        }
         if self.may_begin(&mut state) {
             let Some((id, work)) = state.queue.pop_front() else { return true };
             drop(state);
