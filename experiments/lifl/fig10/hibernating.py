@@ -29,5 +29,5 @@ class Hibernating:
     def train(self, model: Tensors, data: object, config: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Rest. thalweg has seeded the random generator by job, client and round."""
         del model, data, config
-        time.sleep(random.uniform(0.0, self._longest))  # noqa: S311 - no secret
+        time.sleep(random.uniform(0.0, self._longest))
         return 1, {}

@@ -14,8 +14,8 @@ use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 use thalweg_workers::{
-    Carriage, Container, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program, Split, Start,
-    Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
+    Carriage, Container, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program,
+    Split, Start, Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
 use super::counters::{self, Created, Decisions, Now, Percentiles, Reused, Routed, Started};
