@@ -487,6 +487,7 @@ def _stress(plan: Plan) -> None:
         return
     clients = plan.members
     parties = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
+    parties += on_trees.middle_nodes_of(plan)
     for party in stress.parties or ():
         if party not in parties:
             near = get_close_matches(party, parties, n=1)
