@@ -32,7 +32,6 @@ def _levels(value: Any) -> Any:
 
 Levels: TypeAlias = Annotated[
     list[Annotated[int, Field(ge=1, le=1000)]],
-    Field(min_length=1, max_length=16),
     BeforeValidator(_levels),
     Words("whole number, or list of them"),
 ]

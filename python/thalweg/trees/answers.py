@@ -21,7 +21,8 @@ LONGEST_LINE: Final = 1300
 # The core keeps at most 1000 notes until they are read, and adds one note that counts the dropped ones.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
-MOST_NODES: Final = 1000
+# Maximum number of nodes of whose workers a middle node tells its parent: an answer has at most 1 MiB.
+MOST_NODES: Final = 128
 # Maximum of a count: a float represents every whole number up to this one.
 LARGEST: Final = 2**53
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
+# Kinds of the control plane's reasons for where the top is, with tree.top = "first-finished".
+OF_TOP: Final = ("first-finished", "one-node")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def placed(plan: Plan) -> Placed:
     scenario = replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members))
     above = middles.parents(plan)
     if above:
-        # With the policy "dedicated" the control plane would reserve a node for the top, which is two levels up.
+        # With the policy "dedicated" the control plane would reserve one of the nodes for the top.
         scenario = replace(scenario, config=replace(scenario.config, top="first-finished"))
     decisions = trees.placed(scenario)
     at: dict[int, list[str]] = {}
@@ -79,7 +81,9 @@ def placed(plan: Plan) -> Placed:
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    reasons = [trees.Reason.of(one).text for one in decisions.reasons]
+    # Below middle nodes the top is the run's process, of which the control plane knows nothing.
+    decided = (trees.Reason.of(one) for one in decisions.reasons)
+    reasons = [one.text for one in decided if not (above and one.kind in OF_TOP)]
     clients = {f"node-{home}": at[home] for home in sorted(at)}
     every = Placed(clients, [*reasons, *_groups(plan, at)], above)
     used = {name for node in clients for name in every.path(node)}

@@ -368,7 +368,7 @@ class Gateway:
             notes=tuple(server.notes()),
             tree=None if tree is None else wire.decode(answers.Workers, tree),
             cpu_seconds=machine.cpu_seconds(self._cpu),
-            below=server.worker_counters() if isinstance(server, MiddleNode) else None,
+            below=server.counters_below() if isinstance(server, MiddleNode) else None,
         )
 
     def _say(self, say: Callable[[], None]) -> None:
