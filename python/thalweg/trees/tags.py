@@ -110,7 +110,10 @@ def levels_of_middles(path: str, tree: TreeSection, nodes: NodesSection) -> tupl
     below. Each group of a channel between aggregators has one middle node. Raises PlanError.
     """
     schema, served = read(Path(path)), groups(tree, nodes)
-    for before, role in pairwise(schema.roles) if len(schema.channels) > 2 else ():
+    top = schema.roles[-1]
+    if top.level < 3:
+        return top, []
+    for before, role in pairwise(schema.roles):
         if role.level == before.level:
             raise PlanError(
                 f"{path}, line {role.line}: {role.name!r} is as far from the clients as {before.name!r}",
@@ -124,7 +127,7 @@ def levels_of_middles(path: str, tree: TreeSection, nodes: NodesSection) -> tupl
         outer = [group.label for group in channel.groups]
         levels.append([_place_above(place, label, outer) for place, label in enumerate(labels)])
         labels = [*outer] or [None]
-    return schema.roles[-1], levels
+    return top, levels
 
 
 def _place_above(place: int, label: str | None, outer: list[str]) -> int:
@@ -134,7 +137,8 @@ def _place_above(place: int, label: str | None, outer: list[str]) -> int:
     if label is None:
         return place % len(outer)
     # The core has checked that there is one.
-    return max((at for at, one in enumerate(outer) if f"{label}/".startswith(f"{one}/")), key=lambda at: len(outer[at]))
+    fits = [at for at, one in enumerate(outer) if f"{label}/".startswith(f"{one}/")]
+    return max(fits, key=lambda at: len(outer[at]))
 
 
 def _check_count(labels: tuple[str, ...] | list[str], nodes: NodesSection, path: str = "nodes.groups") -> None:

@@ -111,7 +111,7 @@ class MiddleNode(Tree):
         return totals(server_reports.resent(self, COUNT_SECONDS).values())
 
     def tree(self) -> str | None:
-        """Return None: the workers below are counted at their nodes."""
+        """Return None: it has no workers. ``counters_below`` has those of the nodes below."""
         return None
 
     def counters_below(self) -> dict[str, answers.Workers]:

@@ -47,11 +47,6 @@ class Listening:
     say: ClassVar[str] = "listening"
     address: str
 
-    @classmethod
-    def of(cls, table: Line) -> Self:
-        """Return the line with the fields of ``table``. Raises KeyError if they do not fit."""
-        return cls(table["address"])
-
     def table(self) -> dict[str, object]:
         """Return the line's fields."""
         return {"say": self.say, "address": self.address}

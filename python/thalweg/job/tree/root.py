@@ -671,12 +671,10 @@ class Tree:
         self._server.close(reason)
 
     def _counters_of(self, nodes: Sequence[Node]) -> dict[str, answers.Workers]:
-        found: dict[str, answers.Workers] = {}
-        for node in nodes:
-            if node.state is not None:
-                found |= {} if node.state.tree is None else {node.name: node.state.tree}
-                found |= node.state.below or {}
-        return found
+        states = {node.name: node.state for node in nodes if node.state is not None}
+        below = {name: counters for state in states.values() for name, counters in (state.below or {}).items()}
+        # What a node says of itself counts more than what a middle node says of it.
+        return below | {name: state.tree for name, state in states.items() if state.tree is not None}
 
     def _here(self) -> list[Node]:
         return [node for node in self._nodes if node.loss is None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -113,9 +112,10 @@ class Local(Fleet[NodeOrder]):
         return {"name": "local"}
 
     def _told(self, name: str, line: Line) -> None:
-        with suppress(KeyError, TypeError), self._heard:  # an app's output may look alike
-            self._addresses[name] = Listening.of(line).address
-            self._heard.notify_all()
+        if line["say"] == Listening.say:
+            with self._heard:
+                self._addresses[name] = str(line["address"])
+                self._heard.notify_all()
 
     def _ended(self, member: Member, failure: str | None) -> None:
         with self._telling:
