@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thalweg.errors import PlanError
-from thalweg.plan import Plan
+from thalweg.plan import Plan, on_trees
 from thalweg.plan.emulated import network_of
 from thalweg.trees import live, middles
 
@@ -26,7 +26,7 @@ def schema(folder: Path, *channels: tuple[str, ...], clients: tuple[str, ...] = 
     ``clients`` are further roles of clients.
     """
     names = ["trainer", *(f"role-{level}" for level in range(1, len(channels) + 1))]
-    made = {
+    made: dict[str, Any] = {
         "name": "levels",
         "roles": [{"name": name, "isDataConsumer": name in ("trainer", *clients)} for name in (*names, *clients)],
         "channels": [
@@ -128,7 +128,7 @@ def test_a_schema_with_two_roles_on_a_level_is_refused_with_its_line(tmp_path: P
 )
 def test_impossible_middle_nodes_are_refused(nodes: dict[str, Any], tree: dict[str, Any], cause: str) -> None:
     with pytest.raises(PlanError, match=cause) as caught:
-        plan(tree=tree, **nodes)
+        on_trees.check(plan(tree=tree, **nodes))
     assert caught.value.hint
 
 

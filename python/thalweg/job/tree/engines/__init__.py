@@ -93,7 +93,7 @@ class Local(Fleet[NodeOrder]):
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
         order, address = self._orders[name], self.address(name)
-        if order.nodes is not None and address is not None:
+        if address is not None and order.nodes is not None:
             # The nodes below it look for it there. Other nodes are told by their parent where they listened.
             order = replace(order, listen=address)
         self.restart_member(name, order)
