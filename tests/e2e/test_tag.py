@@ -51,7 +51,7 @@ def test_clients_send_to_the_nodes_of_their_group(result: Callable[..., Any], tm
         (("a", "b"), {"pair": ("trainer", "nobody")}, "nobody"),
         (("a", "b"), {"roles": [{"name": "again", "pair": ["top", "again"]}, ]}, "channels above the clients"),
     ],
-    ids=["impossible placement", "unknown role", "too many levels"],
+    ids=["impossible placement", "unknown role", "middle nodes without a dedicated top"],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_run_is_refused_before_anything_starts(
     start: Callable[..., Program], tmp_path: Path, groups: Any, more: Any, said: str

@@ -68,6 +68,11 @@ def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
                 die()
             return super()._open(request)
 
+        def _open_middle(self, request: Open, nodes: int) -> answers.Form:
+            if death == "opening":
+                die()
+            return super()._open_middle(request, nodes)
+
         def _about_clients(self, server: Any, request: tree_node.AboutClients) -> answers.Form:
             if death == "opened":
                 die()
@@ -75,7 +80,7 @@ def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
 
     if death == "start":
         die()
-    Mortal(order, note).serve()
+    Mortal(order, note, tree_node.tell_run).serve()
 
 
 def run() -> int:

@@ -115,6 +115,28 @@ def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path
     assert str(record / "log.txt") in caught.value.hint
 
 
+@pytest.mark.parametrize("death", STEPS["tree"])
+@pytest.mark.parametrize("name", ["middle-1-0", "node-1"])
+def test_a_node_of_a_tree_with_middle_nodes_is_started_again(
+    dying: Dying, tmp_path: Path, death: str, name: str
+) -> None:
+    dying("tree", {name: [death]})
+    heard = Told()
+    run(plan("tree", tmp_path, count=4, middle=2).merge({"tree.top": "dedicated"}), heard)
+    assert heard.notes.count(f"starting {name} again") == 1
+    assert [counted(row) for row in rounds_of(tmp_path)] == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["middle-1-0", "node-1"])
+def test_clients_below_middle_nodes_get_no_other_node(dying: Dying, tmp_path: Path, name: str) -> None:
+    dying("tree", {name: ["opening"] * 2})
+    with pytest.raises(RoundError, match="clients below middle nodes do not move") as caught:
+        run(plan("tree", tmp_path, count=4, middle=2, restarts=1).merge({"tree.top": "dedicated"}), Told())
+    assert caught.value.cause.startswith(f"{name} is gone: killed by signal 9 (SIGKILL), before it was open")
+    (record,) = (tmp_path / "runs").iterdir()
+    assert str(record / "log.txt") in caught.value.hint
+
+
 APP = """
 import os
 import signal

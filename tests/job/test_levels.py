@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import pytest
 from tests.job.test_tree import TOKEN, URL, Rooted, layout, mean, take_part
 from tests.ports import free_ports
 from thalweg import _core, wire
+from thalweg.bounded_json import MOST_BYTES
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import messages
 from thalweg.job.tree.middle import MiddleNode
@@ -25,6 +27,7 @@ from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
 from thalweg.job.tree.root import Tree
 from thalweg.transports.links import Trust
+from thalweg.trees import answers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
 
@@ -149,6 +152,7 @@ def test_a_tree_of_three_levels_has_the_bits_of_one_server() -> None:
         assert json.loads(made.tree.clients()) == sorted(CLIENTS)
         resent = json.loads(made.tree.resent(1.0))
         assert set(resent) == {"west", "east", "near", ""}
+        assert set(made.tree.worker_counters()) == {*WEST, *EAST, *NEAR}
 
 
 def settled(made: Levels, number: int) -> dict[str, Any]:
@@ -248,6 +252,28 @@ def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:
     assert middle.is_for(opened(listen="tcp://127.0.0.1:1"))
     assert not middle.is_for(opened(options={"precision": "f64"}))
     assert not middle.open_below(0.0)
+    middle.close("done")
+
+
+def test_an_answer_has_room_for_what_a_middle_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Path(__file__).parents[1] / "border" / "workers.json"
+    text = wire.encode(wire.plain(sample.read_text())["filled"])
+    one = wire.decode(answers.Workers, text)
+    assert one.decisions is not None
+    plans = tuple(replace(one.decisions.latest[0], number=number) for number in range(1, 65))
+    full = replace(one, decisions=replace(one.decisions, count=64, latest=plans))
+    middle = MiddleNode(opened(), URL, 2, Trust())
+    for nodes, passed_on, latest in ((2, 2, 64), (100, 100, 5), (1000, answers.MOST_NODES, 4)):
+        below = {f"node-{number}": full for number in range(nodes)}
+        monkeypatch.setattr(middle, "worker_counters", lambda below=below: below)
+        told = middle.counters_below()
+        assert len(told) == passed_on
+        for counters in told.values():
+            assert counters.decisions is not None
+            assert counters.decisions.count == 64
+            assert [plan.number for plan in counters.decisions.latest] == list(range(65 - latest, 65))
+        # The answer also names clients, and what was sent: half of its room is for those.
+        assert len(wire.encode(told)) < MOST_BYTES / 2
     middle.close("done")
 
 

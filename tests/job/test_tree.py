@@ -189,7 +189,7 @@ def job(
     tree = Tree(model, URL, nodes, node_options, own, top=top, choose=choose, goal=goal)
     trust = Trust(token=TOKEN)
     with session(Plan.of({}), CLIENTS, print) as network:
-        orders = Orders(tree.address, network, trust, trust, 0)
+        orders = Orders(tree.address, Placed(PLACED, []), lambda _: None, network, trust, trust, 0)
     made = Job(tree, model, orders)
     threads = []
     try:

@@ -156,6 +156,7 @@ VALUES: Final[dict[str, Any]] = {
     "tree.costs": {"fold": 1},
     "tree.autoscaler": {"tick": 1.0},
     "nodes.count": 3,
+    "nodes.middle": [1],
     "nodes.capacity": 3,
     "nodes.cores": 3,
     "nodes.link": 1_000_000,

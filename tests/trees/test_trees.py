@@ -146,8 +146,7 @@ def test_a_schema_that_is_no_tree_is_refused_with_its_line(tmp_path: Path) -> No
     assert refused.value.hint == "Known roles: trainer, aggregator, top"
     path.write_text(SCHEMA.format(groups='"a"').replace('{"name": "top"}', '{"name": "top"}, {"name": "root"}').replace(
         '"channels": [', '"channels": [{"name": "last", "pair": ["top", "root"]},'))  # fmt: skip
-    with pytest.raises(PlanError, match="line 3: 'root' is 3 channels above the clients"):
-        trees.scenario(plan(tree=f"tag = '{path}'"))
+    assert len(trees.planned(plan(tree=f"tag = '{path}'")).plan.trees) == 1, "it plans no middle nodes"
     with pytest.raises(PlanError, match="cannot read the schema"):
         trees.scenario(plan(tree=f"tag = '{tmp_path / 'none.json'}'"))
 

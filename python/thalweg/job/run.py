@@ -93,7 +93,9 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             if nodes is not None:
                 nodes.start(server_trust, client_trust)
             progress.note(f"starting {number_of(len(names), 'client')}")
-            fleet.start(names, _orders(host, network, broker.trusting(client_trust), names, in_process=in_process))
+            fleet.start(
+                names, _orders(host, network, broker.trusting(client_trust), names, nodes, in_process=in_process)
+            )
             spare = _spare(plan)
             host.wait(lambda: _look(fleet, network, spare), fleet.lost)
             host.serve(lambda: names)
@@ -157,7 +159,9 @@ def _end(
         host.progress.note(f"the record is not complete: {error}")
 
 
-def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_process: bool) -> Orders:
+def _orders(
+    host: Host, network: Session, trust: Trust, names: list[str], nodes: TreeNodes | None, *, in_process: bool
+) -> Orders:
     plan = host.plan
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
@@ -172,7 +176,7 @@ def _orders(host: Host, network: Session, trust: Trust, names: list[str], *, in_
         app=None if plan.app is None else NamedApp(plan.app.object, plan.app.options),
         tensors=plan.model.tensors,
         shows_training=host.progress.shows_training,
-        urls=host.server.addresses if isinstance(host.server, Tree) else {},
+        urls={} if nodes is None else nodes.addresses,
         residuals=host.record.path / RESIDUALS if plan.compression.scheme is not None else None,
     )
 

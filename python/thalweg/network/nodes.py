@@ -17,13 +17,15 @@ PLACE = "[nodes]"
 class Nodes:
     """The nodes to which clients send. ``homes`` maps each client to its node.
 
-    ``link`` is the rate of the link between the switch and a node or the server, in bits a second each way. ``ingress``
-    is the rate that all clients of a node share on their way to it. None is no limit.
+    ``middle`` are nodes that have other nodes below them instead of clients. ``link`` is the rate of the link between
+    the switch and a node or the server, in bits a second each way. ``ingress`` is the rate that all clients of a node
+    share on their way to it. None is no limit.
     """
 
     homes: Mapping[str, str]
     link: int | None = None
     ingress: int | None = None
+    middle: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
@@ -38,9 +40,10 @@ class Nodes:
             inwards = Pair(_rate(self.ingress), Keys({}, PLACE))
             wires += [Wire(end, end, name, inwards, steady=True) for name, end in ends.items()]
         between = IDEAL if self.link is None else Pair(_rate(self.link), _rate(self.link))
-        wires += [Wire(name, name, SWITCH, between, steady=True) for name in (SERVER, *self.names)]
+        wires += [Wire(name, name, SWITCH, between, steady=True) for name in (SERVER, *self.names, *self.middle)]
         switches = (SWITCH, *(() if self.ingress is None else ends.values()))
-        return Layout((SERVER, *self.names, *(h for h in star.hosts if h != SERVER)), tuple(wires), switches)
+        clients = (host for host in star.hosts if host != SERVER)
+        return Layout((SERVER, *self.names, *self.middle, *clients), tuple(wires), switches)
 
 
 def round_robin(clients: Sequence[str], names: Sequence[str]) -> dict[str, str]:

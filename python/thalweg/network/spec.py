@@ -88,13 +88,15 @@ class Spec:
     peers: bool = False
     # For each client that exchanges updates with a node instead of the server: that node.
     homes: Mapping[str, str] = field(default_factory=dict)
+    # The nodes that have other nodes below them instead of clients.
+    middle: tuple[str, ...] = ()
     # The kind of the hosts' devices, as the core names it. None: devices for IP packets.
     devices: str | None = None
 
     @property
     def clients(self) -> list[str]:
         """The names of the clients' hosts: all but those of the server, the broker and the nodes."""
-        others = {SERVER, self.broker, *self.homes.values()}
+        others = {SERVER, self.broker, *self.homes.values(), *self.middle}
         return [host.name for host in self.hosts if host.name not in others]
 
     @property
@@ -111,7 +113,7 @@ class Spec:
         if self.peers:
             return list(pairwise(self.clients))
         if self.homes:
-            among = combinations([SERVER, *dict.fromkeys(self.homes.values())], 2)
+            among = combinations([SERVER, *dict.fromkeys(self.homes.values()), *self.middle], 2)
             return [*among, *((home, client) for client, home in self.homes.items())]
         hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
         pairs = [(hub, client) for hub in hubs for client in self.clients]
@@ -199,6 +201,7 @@ def build(
         broker=None if network.broker is None else BROKER,
         peers=peers,
         homes={} if nodes is None else nodes.homes,
+        middle=() if nodes is None else tuple(nodes.middle),
     )
     sysctls = settings(network.tcp, buffer_bytes(bare))
     limits = _limits(network, links)

@@ -488,6 +488,7 @@ def _stress(plan: Plan) -> None:
         return
     clients = plan.members
     parties = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
+    parties += on_trees.middle_nodes_of(plan)
     if on_trees.has_nodes(plan):
         parties.append(NODES)
     for party in stress.parties or ():

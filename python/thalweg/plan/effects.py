@@ -354,6 +354,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "tree.costs": _simulated("only a simulation uses it"),
     "tree.autoscaler": _of_trees(need=_AUTOSCALER),
     "nodes.count": _of_trees(),
+    "nodes.middle": _of_trees(tree=_ONE),
     "nodes.capacity": _of_trees(tree=_ONE),
     "nodes.cores": _of_trees(tree=_ONE, need=_RAY),
     "nodes.link": _of_trees(tree=_ONE),

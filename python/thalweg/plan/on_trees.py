@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from thalweg.errors import PlanError
@@ -54,6 +55,17 @@ def nodes_of(plan: Plan) -> list[str]:
     return [f"node-{place}" for place in range(plan.nodes.count)] if plan.nodes is not None and has_nodes(plan) else []
 
 
+def middle_name(level: int, place: int) -> str:
+    """Return the name of a middle node. ``level`` counts from 1, next to the nodes that have clients."""
+    return f"middle-{level}-{place}"
+
+
+def middle_nodes_of(plan: Plan) -> list[str]:
+    """Return the names of the middle nodes that ``nodes.middle`` asks for. A schema of Flame may ask for others."""
+    levels = () if plan.nodes is None or not has_nodes(plan) else plan.nodes.middle or ()
+    return [middle_name(level, place) for level, count in enumerate(levels, 1) for place in range(count)]
+
+
 def is_spread(plan: Plan) -> bool:
     """Return whether nodes that a run starts may be on other machines than the run."""
     return has_nodes(plan) and plan.nodes is not None and plan.nodes.ray_address is not None
@@ -104,6 +116,8 @@ def _nodes(plan: Plan) -> None:
                 f"nodes.{key} is the rate of an emulated link, and the plan has no [network]",
                 f"Give --network (rate=unlimited, if clients' links are to have no limit), or remove nodes.{key}",
             )
+    if nodes.middle:
+        _middle(plan, nodes, nodes.middle)
     if (plan.tree or TreeSection()).top == "sharded" and plan.repair.spread:
         raise PlanError(
             "repair.spread scatters losses over all bytes, and with a sharded top each node has only a part of them",
@@ -126,6 +140,41 @@ def _nodes(plan: Plan) -> None:
             f"each node of a tree listens for clients, and with {scheme} only the server can listen",
             "Take another transport, such as tcp, or --nodes 1",
         )
+
+
+def _middle(plan: Plan, nodes: NodesSection, levels: list[int]) -> None:
+    """Refuse the middle nodes of a plan if they are impossible."""
+    if plan.tree is not None and plan.tree.tag is not None:
+        raise PlanError(
+            "tree.tag and nodes.middle both say which middle nodes there are",
+            "Remove nodes.middle: each level of aggregators of the schema gets its middle nodes",
+        )
+    for below, above in pairwise([nodes.count, *levels]):
+        if above > below:
+            raise PlanError(
+                f"nodes.middle has {above} middle nodes on a level with {below} nodes below it, and each needs one",
+                "Give no more on a level than on the level below it, which for the first are nodes.count",
+            )
+    check_middle_nodes(plan, "nodes.middle asks for middle nodes", "remove nodes.middle")
+
+
+def check_middle_nodes(plan: Plan, why: str, instead: str) -> None:
+    """Refuse middle nodes if the plan's other settings do not allow them. Raises PlanError.
+
+    ``why`` says what asks for them, and ``instead`` how to do without them.
+    """
+    if (plan.tree or TreeSection()).top != "dedicated":
+        raise PlanError(
+            f"{why}, and only a dedicated top takes their sums",
+            f"Take tree.top = 'dedicated' (--top dedicated), or {instead}",
+        )
+    if plan.job.goal is not None:
+        raise PlanError(
+            f"{why}, and with job.goal the root admits each update at the node that has it, which it cannot reach",
+            f"Remove job.goal, or {instead}",
+        )
+    if plan.nodes is not None and plan.nodes.engine == "ray":
+        raise PlanError(f"{why}, and Ray starts only nodes that have clients", f"Take --engine local, or {instead}")
 
 
 def _switches(tree: TreeSection) -> None:

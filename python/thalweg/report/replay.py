@@ -88,7 +88,12 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
     made = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
     scenario = cast("Scenario", wire.values_of(made))
     if on_trees.has_nodes(record.plan):
-        whole = _as_placed(record.plan, whole)
+        placed = live.placed(record.plan)
+        if placed.below:
+            raise RecordError(
+                f"{folder} has middle nodes, and the simulator has none", "Take a run whose nodes are all below the root"
+            )
+        whole = _as_placed(placed, whole)
         if not whole:
             raise RecordError(
                 f"{folder} has no round in which all clients took part at the nodes where they were placed at first",
@@ -167,14 +172,14 @@ def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tup
     return next(candidates, None)
 
 
-def _as_placed(plan: Plan, rounds: Sequence[Entry]) -> list[Entry]:
+def _as_placed(placed: live.Placed, rounds: Sequence[Entry]) -> list[Entry]:
     """Return the rounds in which each node counted all clients that were placed there at first."""
-    placed = {node: len(clients) for node, clients in live.placed(plan).clients.items()}
+    expected = {node: len(clients) for node, clients in placed.clients.items()}
 
     def counted(entry: Entry) -> dict[str, int]:
         return {part["node"]: part["counted"] for part in cast("TreeFold", entry["fold"])["nodes"] if part["counted"]}
 
-    return [entry for entry in rounds if counted(entry) == placed]
+    return [entry for entry in rounds if counted(entry) == expected]
 
 
 def _arrivals(plan: Plan, entry: Entry) -> list[float]:

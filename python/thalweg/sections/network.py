@@ -302,7 +302,7 @@ class NetworkSection(LinkSection):
     seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
 
 
-# What stands in ``stress.parties`` for all nodes of a tree that have clients.
+# What stands in ``stress.parties`` for all nodes of a tree that are used.
 NODES: Final = "nodes"
 
 
@@ -321,6 +321,6 @@ class StressSection(Section):
     )
     parties: Annotated[list[Text], Field(min_length=1)] | None = Field(
         None,
-        description="who is under stress, as client-1, server, or nodes: all nodes of a tree that have clients; "
+        description="who is under stress, as client-1, server, or nodes: all nodes of a tree that are used; "
         "without it all clients",
     )

@@ -24,6 +24,19 @@ Workers: TypeAlias = Annotated[
 ]
 
 
+def _levels(value: Any) -> Any:
+    """Parse a single level that is given without a list, and numbers from the command line."""
+    levels = value if isinstance(value, list) else [value]
+    return [int(one) if isinstance(one, str) and one.isdecimal() else one for one in levels]
+
+
+Levels: TypeAlias = Annotated[
+    list[Annotated[int, Field(ge=1, le=1000)]],
+    BeforeValidator(_levels),
+    Words("whole number, or list of them"),
+]
+
+
 class AutoscalerSection(Section):
     """The threshold autoscaler of the systems to compare with; without a key, Knative's number."""
 
@@ -144,6 +157,11 @@ class NodesSection(Section):
 
     count: Annotated[int, Option("nodes", of=("run", *TREES)), Source("LIFL section 6.1")] = Field(
         5, ge=1, le=1000, description="nodes that there may be; a run starts those that get clients"
+    )
+    middle: Annotated[Levels | None, Option("middle-nodes", of=("run",), metavar="NUMBER")] = Field(
+        None,
+        description="middle nodes between nodes.count nodes and the root: how many on each level, from the clients "
+        "upwards; [4, 2] is two levels",
     )
     capacity: Annotated[int, Option(of=("run", *TREES)), Source("LIFL's MC")] = Field(
         20, ge=1, le=1_000_000, description="updates that a node can hold at once"

@@ -21,6 +21,8 @@ LONGEST_LINE: Final = 1300
 # The core keeps at most 1000 notes until they are read, and adds one note that counts the dropped ones.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
+# Maximum number of nodes of whose workers a middle node tells its parent: an answer has at most 1 MiB.
+MOST_NODES: Final = 128
 # Maximum of a count: a float represents every whole number up to this one.
 LARGEST: Final = 2**53
 
@@ -189,6 +191,8 @@ class State(Form):
     notes: Annotated[tuple[Line, ...], Field(max_length=MOST_NOTES)]
     tree: Workers | None
     cpu_seconds: Amount | None
+    # Of a middle node: the same of the nodes below it that have workers, by name.
+    below: Annotated[dict[Name, Workers], Field(max_length=MOST_NODES)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

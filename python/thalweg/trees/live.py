@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ from thalweg.errors import PlanError
 from thalweg.plan.options import CoreOptions, WorkersOptions
 from thalweg.plan.systems import data_plane, has_leaves, has_load, has_middle, split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
-from thalweg.trees import tags
+from thalweg.trees import middles, tags
 from thalweg.trees.counters import Totals
 from thalweg.ui.phrases import number_of
 from thalweg.ui.units import format_seconds
@@ -22,32 +22,74 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
+# Kinds of the control plane's reasons for where the top is, with tree.top = "first-finished".
+OF_TOP: Final = ("first-finished", "one-node")
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The clients of each node that is used, by the node's name, and the reasons for that placement."""
+    """The clients of each node that is used, by the node's name, and the reasons for that placement.
+
+    ``above`` has the middle node above each used node, also above other middle nodes; the root's own nodes are missing.
+    """
 
     clients: Mapping[str, list[str]]
     reasons: Sequence[str]
+    above: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def homes(self) -> dict[str, str]:
         """The node of each client."""
         return {client: node for node, clients in self.clients.items() for client in clients}
 
+    @property
+    def below(self) -> dict[str, list[str]]:
+        """The nodes below each middle node."""
+        nodes: dict[str, list[str]] = {}
+        for node, middle in self.above.items():
+            nodes.setdefault(middle, []).append(node)
+        return nodes
+
+    @property
+    def of_root(self) -> dict[str, list[str]]:
+        """The clients of each of the root's own nodes. Those of a middle node are all clients below it."""
+        clients: dict[str, list[str]] = {}
+        for node, own in self.clients.items():
+            *_, top = self.path(node)
+            clients.setdefault(top, []).extend(own)
+        return clients
+
+    def path(self, node: str) -> Iterable[str]:
+        """Yield a node and all middle nodes above it."""
+        yield node
+        while node in self.above:
+            node = self.above[node]
+            yield node
+
 
 def placed(plan: Plan) -> Placed:
     """Place a run's clients at nodes. Raises PlanError if a client has no node."""
     # The placement does not depend on the size of an update, so any size will do.
-    decisions = trees.placed(replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members)))
+    scenario = replace(trees.scenario(plan, update_bytes=1), clients=len(plan.members))
+    above = middles.parents(plan)
+    if above:
+        # With the policy "dedicated" the control plane would reserve one of the nodes for the top.
+        scenario = replace(scenario, config=replace(scenario.config, top="first-finished"))
+    decisions = trees.placed(scenario)
     at: dict[int, list[str]] = {}
     for client, home in zip(plan.members, decisions.plan.homes, strict=True):
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    reasons = [trees.Reason.of(one).text for one in decisions.reasons]
-    return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
+    # Below middle nodes the top is the run's process, of which the control plane knows nothing.
+    decided = (trees.Reason.of(one) for one in decisions.reasons)
+    reasons = [one.text for one in decided if not (above and one.kind in OF_TOP)]
+    clients = {f"node-{home}": at[home] for home in sorted(at)}
+    every = Placed(clients, [*reasons, *_groups(plan, at)], above)
+    used = {name for node in clients for name in every.path(node)}
+    made = replace(every, above={node: middle for node, middle in above.items() if node in used})
+    levels = [f"below {middle}: {', '.join(nodes)}" for middle, nodes in made.below.items()]
+    return replace(made, reasons=[*made.reasons, *levels])
 
 
 def placed_anew(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +12,6 @@ from thalweg.errors import PlanError
 from thalweg.sections.trees import NodesSection, TreeSection
 
 LARGEST_FILE: Final = 1 << 20
-# Levels of a tree: clients, nodes, the top.
-LEVELS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
         _check_count(labels, nodes)
         return Groups(labels, tuple(labels.index(label) for label in nodes.groups or ()))
     schema = read(Path(tree.tag))
-    _check_levels(tree.tag, schema)
     labels_of_groups = schema.channels[0].groups
     labels = tuple(group.label for group in labels_of_groups)
     served = tuple(dict.fromkeys(nodes.groups or labels))
@@ -105,14 +103,42 @@ def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
     return Groups(labels, tuple(labels.index(label) for label in nodes.groups or labels))
 
 
-def _check_levels(path: str, schema: Schema) -> None:
+def levels_of_middles(path: str, tree: TreeSection, nodes: NodesSection) -> tuple[Role, list[list[int]]]:
+    """Return the top of the schema in a file, and the middle nodes between it and a plan's nodes.
+
+    For each level, from the clients upwards, the list has the place of the middle node above each node of the level
+    below. Each group of a channel between aggregators has one middle node. Raises PlanError.
+    """
+    schema, served = read(Path(path)), groups(tree, nodes)
     top = schema.roles[-1]
-    if top.level >= LEVELS:
-        raise PlanError(
-            f"{path}, line {top.line}: {top.name!r} is {top.level} channels above the clients, and trees have "
-            f"clients, nodes and a top so far",
-            "Remove a level of aggregators",
-        )
+    if top.level < 3:
+        return top, []
+    for before, role in pairwise(schema.roles):
+        if role.level == before.level:
+            raise PlanError(
+                f"{path}, line {role.line}: {role.name!r} is as far from the clients as {before.name!r}",
+                "Keep one role on each level",
+            )
+    labels: list[str | None] = [
+        None if group is None else served.clients[group] for group in map(served.of_node, range(nodes.count))
+    ]
+    levels = []
+    for channel in schema.channels[1:-1]:
+        outer = [group.label for group in channel.groups]
+        levels.append([_place_above(place, label, outer) for place, label in enumerate(labels)])
+        labels = [*outer] or [None]
+    return top, levels
+
+
+def _place_above(place: int, label: str | None, outer: list[str]) -> int:
+    """Return which group of the channel above a node belongs to: that of its label, else the next one in turn."""
+    if not outer:
+        return 0
+    if label is None:
+        return place % len(outer)
+    # The core has checked that there is one.
+    fits = [at for at, one in enumerate(outer) if f"{label}/".startswith(f"{one}/")]
+    return max(fits, key=lambda at: len(outer[at]))
 
 
 def _check_count(labels: tuple[str, ...] | list[str], nodes: NodesSection, path: str = "nodes.groups") -> None:

@@ -187,8 +187,8 @@ class Fleet(Generic[AnyOrder]):
         self._ending = False
 
     def start(self, names: Sequence[str], orders: AnyOrders[AnyOrder]) -> None:
-        """Start all clients."""
-        for number, name in enumerate(names, 1):
+        """Start these clients, after those that were started before."""
+        for number, name in enumerate(names, len(self.members) + 1):
             order = orders.of(name, number)
             member = self._thread(name, order) if self._in_process else self._process(name, order)
             self.members.append(member)

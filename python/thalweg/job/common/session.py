@@ -23,7 +23,7 @@ from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of, with_nodes
 from thalweg.machine import Usage
 from thalweg.network.message import EmulateLayer
-from thalweg.plan.on_trees import has_nodes, nodes_of
+from thalweg.plan.on_trees import has_nodes, middle_nodes_of, nodes_of
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record.rows import Link, Party
 from thalweg.transports import registry
@@ -73,8 +73,8 @@ class Session:
     """A run's emulated network: at packet level with a lab, at message level with layers, or none.
 
     ``reason`` says why the emulator "auto" could not emulate at packet level. ``congestion`` is the congestion control
-    of sockets that do not choose one. ``homes`` has each client's node in a tree of several nodes; otherwise it is
-    empty.
+    of sockets that do not choose one. ``homes`` has each client's node in a tree of several nodes, and ``middle`` are
+    the middle nodes above these; otherwise both are empty.
     """
 
     plan: Plan
@@ -87,6 +87,7 @@ class Session:
     stress: Stress | None = None
     congestion: str | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
+    middle: Sequence[str] = ()
     _clock: float | None = None
     _cpu: float | None = field(default_factory=machine.cpu_seconds)
     _sampler: threading.Thread | None = None
@@ -131,8 +132,8 @@ class Session:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes of a tree to which clients connect; empty unless the tree has several nodes."""
-        return list(dict.fromkeys(self.homes.values()))
+        """The nodes of a tree: those to which clients connect, and middle nodes; empty unless there are several."""
+        return [*dict.fromkeys(self.homes.values()), *self.middle]
 
     def address(self, party: str, *, v6: bool = False) -> str:
         """Return a party's address in the lab, an IPv6 one in brackets; 127.0.0.1 if there is no lab."""
@@ -308,9 +309,10 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     """
     for reaped in reaper.reap():
         note(f"removed what {reaped} left, whose supervisor was killed")
-    homes = live.placed(plan).homes if has_nodes(plan) else {}
-    stress = with_nodes(plan.stress, sorted(set(homes.values())))
-    idle = set(nodes_of(plan)) - set(homes.values())
+    placed = live.placed(plan) if has_nodes(plan) else live.Placed({}, [])
+    used = {*placed.clients, *placed.below}
+    stress = with_nodes(plan.stress, sorted(used))
+    idle = {*nodes_of(plan), *middle_nodes_of(plan)} - used
     if stress is not None and idle & set(stress.parties or ()):
         named = min(idle & set(stress.parties or ()))
         raise PlanError(f"stress.parties names {named!r}, and no client was placed there", "Name nodes that are used")
@@ -319,7 +321,7 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
         shares = dict.fromkeys(parties_of(stress, names), stress.cpu_quota)
     with Groups(shares) as groups:
         chosen = machine.congestion_controls()[0] if registry.can(plan.scheme).congestion else None
-        made = Session(plan, names, groups, congestion=chosen, homes=homes)
+        made = Session(plan, names, groups, congestion=chosen, homes=placed.homes, middle=list(placed.below))
         try:
             _emulate(made, note)
             if stress is not None:
@@ -347,7 +349,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
         )
     from thalweg.plan.emulated import message_layers, network_of
 
-    made.spec = network_of(made.plan, made.homes or None)
+    made.spec = network_of(made.plan, made.homes or None, made.middle)
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"

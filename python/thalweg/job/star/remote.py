@@ -68,6 +68,11 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             "nodes that connect to `thalweg server` bring their own clients, so groups cannot be assigned to them",
             "Remove tree.tag and nodes.groups; give each client the address of its group's node",
         )
+    if plan.nodes is not None and plan.nodes.middle:
+        raise PlanError(
+            "`thalweg server` starts no nodes, and nodes.middle is for those that a run starts",
+            "Remove nodes.middle; start each middle node with `thalweg node URL --parent URL --nodes NUMBER`",
+        )
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume, command="thalweg server") as host:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from thalweg.errors import RecordError
+from thalweg.errors import RecordError, RoundError
 from thalweg.job.tree.engines import engine_of
 from thalweg.job.tree.order import NodeOrder
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.transports.links import Trust
+from thalweg.trees.live import Placed
 from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
@@ -26,24 +29,36 @@ if TYPE_CHECKING:
 class Orders:
     """Makes the order of each node: what it gets when it starts.
 
-    ``server`` is the trust of a node as a server of its clients, ``member`` as a client of its parent.
+    ``root`` is the root's address, and ``address`` returns that of a middle node, once it is known. ``server`` is the
+    trust of a node as a server of its clients, ``member`` as a client of its parent.
     """
 
-    parent: str
+    root: str
+    placed: Placed
+    address: Callable[[str], str | None]
     network: Session
     server: Trust
     member: Trust
     seed: int
 
+    def parent(self, name: str) -> str | None:
+        """Return the address of a node's parent; None if it is not known yet."""
+        above = self.placed.above.get(name)
+        return self.root if above is None else self.address(above)
+
     def of(self, name: str, number: int) -> NodeOrder:
         """Return the order of one node."""
+        below, address = self.placed.below.get(name), self.network.address(name)
         transport = {"tls": self.member.tls}
         return NodeOrder(
             name=name,
             place=self.network.place(name),
-            url=self.parent,
-            listen=self.network.listening(name),
-            address=self.network.address(name),
+            url=self.parent(name) or "",
+            # Nodes connect by TCP, whatever clients use.
+            listen=self.network.listening(name) if below is None else f"tcp://{address}:0",
+            address=address,
+            clients=len(self.placed.clients.get(name, ())),
+            nodes=None if below is None else len(below),
             options={
                 "transport": transport,
                 "token": self.member.token,
@@ -57,36 +72,79 @@ class Orders:
 class TreeNodes:
     """A run's nodes. While a node is lost, so are its clients, until it is back or they have moved to other nodes.
 
-    The other nodes continue meanwhile.
+    The other nodes continue meanwhile. The root brings its own nodes back. Those below middle nodes are started again
+    here, and their parents open them.
     """
 
     def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
         self._engine = engine_of(plan, record.log_path, self._lost, self._note)
+        # Nodes below middle nodes whose processes have ended, and why.
+        self._ended: deque[tuple[str, str]] = deque()
+        self._is_open = False
 
     def start(self, server: Trust, member: Trust) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` as in ``Orders``.
 
-        A node that is killed meanwhile is started again. After too many restarts its clients get other nodes. Raises
-        RoundError if a node cannot be started, PlanError if the engine is not installed, LabError if the network
-        fails.
+        A node below a middle node is started once its parent listens. A node that is killed meanwhile is started again.
+        After too many restarts its clients get other nodes. Raises RoundError if a node cannot be started, PlanError if
+        the engine is not installed, LabError if the network fails.
         """
-        placed = self._tree.placed
+        tree, placed = self._tree, self._tree.placed
         for why in placed.reasons:
             self._record.log(why)
-        names = list(placed.clients)
-        self._progress.note(f"starting {number_of(len(names), 'node')}")
-        self._tree.log = str(self._record.log_path)
-        self._tree.recovery.restart = lambda node: self._engine.restart(node.name)
-        self._tree.recovery.is_over = lambda node: self._engine.is_over(node.name)
-        self._engine.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
+        waiting = [*placed.clients, *placed.below]
+        self._progress.note(f"starting {number_of(len(waiting), 'node')}")
+        tree.log = str(self._record.log_path)
+        tree.recovery.restart = lambda node: self._engine.restart(node.name)
+        tree.recovery.is_over = lambda node: self._engine.is_over(node.name)
+        tree.recovery.look_below = self._restart_below
+        seed = self._plan.job.seed
+        orders = Orders(tree.address, placed, self._engine.address, self._network, server, member, seed)
+
+        def start_ready() -> None:
+            ready = [name for name in waiting if orders.parent(name) is not None]
+            if ready:
+                waiting[:] = [name for name in waiting if name not in ready]
+                self._engine.start(ready, orders)
 
         def look() -> None:
             self._engine.check()
             self._network.check()
+            self._restart_below()
+            start_ready()
 
-        self._tree.open(look)
-        self._record.note(engine=self._engine.facts())
+        start_ready()
+        tree.open(look)
+        self._is_open = True
+        self._record.note(engine=self._engine.facts(), **({"below": placed.below} if placed.above else {}))
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The address to which each client connects. Called when the nodes have been started."""
+        placed = self._tree.placed
+        if not placed.above:
+            return self._tree.addresses
+        found: dict[str, str] = {}
+        for node, clients in placed.clients.items():
+            # All nodes listen. This one's line may still be on its way.
+            while (address := self._engine.address(node, WAIT_SLICE)) is None:
+                self._engine.check()
+            found |= dict.fromkeys(clients, address)
+        return found
+
+    def _restart_below(self) -> None:
+        """Start nodes below middle nodes again that have ended. Raises RoundError if one never opened."""
+        while self._ended:
+            name, why = self._ended.popleft()
+            if self._engine.restart(name):
+                continue
+            if not self._is_open:
+                raise RoundError(
+                    f"{name} is gone: {why}, before it was open; clients below middle nodes do not move",
+                    f"See {self._tree.log}",
+                )
+            self._note(f"{name} does not come back; clients below middle nodes do not move: its clients are lost")
 
     def release(self) -> None:
         """Expect nodes to end from now on: an end is no failure any more."""
@@ -108,6 +166,9 @@ class TreeNodes:
 
     def _lost(self, name: str, why: str) -> None:
         self._progress.note(f"{name} is gone: {why}")
-        self._tree.lost(name, why)
+        if name in self._tree.placed.above:
+            self._ended.append((name, why))  # its parent notices that the link broke
+        else:
+            self._tree.lost(name, why)
         with suppress(RecordError):  # the record may be closed already
             self._record.log(f"{name} is gone: {why}")

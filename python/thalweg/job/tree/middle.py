@@ -11,6 +11,7 @@ import base64
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from thalweg import _core, wire
 from thalweg.errors import RoundError
@@ -25,6 +26,9 @@ from thalweg.transports.links import Trust
 from thalweg.trees import answers
 from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Part
+
+# Maximum number of plans of leaves that an answer has, over all nodes below.
+MOST_PLANS: Final = 512
 
 
 class MiddleNode(Tree):
@@ -107,12 +111,28 @@ class MiddleNode(Tree):
         return totals(server_reports.resent(self, COUNT_SECONDS).values())
 
     def tree(self) -> str | None:
-        """Return None: the workers below are counted at their nodes."""
+        """Return None: it has no workers. ``counters_below`` has those of the nodes below."""
         return None
+
+    def counters_below(self) -> dict[str, answers.Workers]:
+        """Return the counters of the workers of nodes below, as far as an answer has room for them.
+
+        There are at most ``answers.MOST_NODES`` of them, and the fewer plans of each node the more nodes there are.
+        """
+        counters = dict(list(self.worker_counters().items())[: answers.MOST_NODES])
+        most = MOST_PLANS // max(1, len(counters))
+        return {name: _with_plans(one, most) for name, one in counters.items()}
 
     def notes(self) -> list[str]:
         """Return what happened since the last call, at most as much as an answer may hold."""
         return super().notes()[: answers.MOST_NOTES]
+
+
+def _with_plans(counters: answers.Workers, most: int) -> answers.Workers:
+    """Return the counters of a node with at most so many of its latest plans."""
+    if counters.decisions is None or len(counters.decisions.latest) <= most:
+        return counters
+    return replace(counters, decisions=replace(counters.decisions, latest=counters.decisions.latest[-most:]))
 
 
 def _for_parent(outcome: core_outcome.Outcome, parts: Sequence[Part], *, has_sums: bool) -> core_outcome.Outcome:

@@ -69,13 +69,14 @@ from thalweg.job.tree.messages import (
     Wait,
 )
 from thalweg.job.tree.middle import MiddleNode
-from thalweg.job.tree.order import NodeOrder
+from thalweg.job.tree.order import Listening, NodeOrder
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import core as core_outcome
 from thalweg.plan.options import CoreOptions
 from thalweg.transports import registry
 from thalweg.trees import answers, live
 from thalweg.trees.counters import Workers
+from thalweg.ui.phrases import number_of
 from thalweg.wire import Table
 
 # A node's answer: a head, and perhaps an arena.
@@ -89,9 +90,9 @@ Serving: TypeAlias = "_core.Server | MiddleNode"
 class Gateway:
     """A node as its parent sees it."""
 
-    def __init__(self, order: NodeOrder, note: Note) -> None:
-        """Begin to connect to the parent. Raises CoreError."""
-        self._name, self._member, self._note = order.name, order.options, note
+    def __init__(self, order: NodeOrder, note: Note, listens: Callable[[str], None] = lambda _address: None) -> None:
+        """Begin to connect to the parent. Calls ``listens`` with the address where it listens. Raises CoreError."""
+        self._name, self._member, self._note, self._listens = order.name, order.options, note, listens
         self._listen, self._trust = order.listen, order.trust
         self._advertise = order.advertise
         self._peers = f"tcp://{order.address}:0"
@@ -131,7 +132,7 @@ class Gateway:
     def worker_counters(self, name: str) -> dict[str, Workers]:
         """Return the counters of the node's workers under the key ``name``; empty if the node has no workers."""
         if self._middle is not None:
-            return self._middle.worker_counters()
+            return dict(self._middle.worker_counters())
         counters = None if self._server is None else self._server.tree()
         return {} if counters is None else {name: wire.decode(Workers, counters)}
 
@@ -256,7 +257,8 @@ class Gateway:
         if self._middle is None:
             self._counts_all = request.listen is None
             self._middle = MiddleNode(request, self._listen, nodes, self._trust)
-            self._note(f"listening on {self._middle.address} for {nodes} nodes")
+            self._note(f"listening on {self._middle.address} for {number_of(nodes, 'node')}")
+            self._listens(self._middle.address)
         middle = self._middle
         if not middle.is_for(request):
             raise RoundError("this node is open for another job", "Stop it, and start it again for this one")
@@ -290,6 +292,7 @@ class Gateway:
         self._server = server = self._listening(self._model, request.listen, wire.encode(options))
         self._address = server.address
         self._note(f"listening on {self._address}")
+        self._listens(self._address)
         if self._exchange is not None:
             self._exchange.close("the parent opens this node anew")
         self._exchange = None if request.top is None else self._exchange_of(request.top, server, self._model)
@@ -365,6 +368,7 @@ class Gateway:
             notes=tuple(server.notes()),
             tree=None if tree is None else wire.decode(answers.Workers, tree),
             cpu_seconds=machine.cpu_seconds(self._cpu),
+            below=server.counters_below() if isinstance(server, MiddleNode) else None,
         )
 
     def _say(self, say: Callable[[], None]) -> None:
@@ -387,7 +391,12 @@ def _not_understood(requested: str) -> RoundError:
 
 def take_orders(order: NodeOrder, note: Note) -> None:
     """Be a node of a run, as its order says. Raises CoreError."""
-    Gateway(order, note).serve()
+    Gateway(order, note, tell_run).serve()
+
+
+def tell_run(address: str) -> None:
+    """Tell the run that started this process where the node listens."""
+    print(wire.encode(Listening(address).table()), flush=True)  # noqa: T201 - the run reads it
 
 
 def run() -> int:

@@ -1,9 +1,9 @@
-"""The order of a node of a tree."""
+"""The order of a node of a tree, and what the node's process tells its run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import Self
 
@@ -38,3 +38,15 @@ class NodeOrder(Order):
     def of(cls, table: Line) -> Self:
         """Return the order that a table stands for. Raises TypeError for unknown or missing fields."""
         return super().of({**table, "trust": Trust.of(table["trust"])})
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A line that the process writes: the node listens at ``address`` for its clients, or for the nodes below it."""
+
+    say: ClassVar[str] = "listening"
+    address: str
+
+    def table(self) -> dict[str, object]:
+        """Return the line's fields."""
+        return {"say": self.say, "address": self.address}

@@ -47,6 +47,11 @@ def place_evenly(_lost: str, clients: Sequence[str], left: Mapping[str, int]) ->
     return homes, []
 
 
+def stay(_lost: str, _clients: Sequence[str], _left: Mapping[str, int]) -> tuple[dict[str, str], Sequence[str]]:
+    """Give no client another node."""
+    return {}, ["clients below middle nodes do not move"]
+
+
 def placing(plan: Plan) -> Placing:
     """Return the function by which a plan's control plane moves clients; ``place_evenly`` for a plan without nodes."""
     if plan.nodes is None:

@@ -23,11 +23,11 @@ class Root(Protocol):
     def is_connected(self, node: Node, seconds: float) -> bool:
         """Return whether a node is connected, after waiting for it at most ``seconds``."""
 
-    def is_open(self, node: Node) -> bool:
-        """Return whether a connected node still listens for its clients. A restarted process does not."""
+    def reopen(self, node: Node) -> bool:
+        """Have a connected node listen again if it does not; return whether it listens.
 
-    def open_node(self, node: Node) -> int:
-        """Have a node listen; return for how many clients. Raises RoundError if the node cannot listen."""
+        Raises RoundError if the node cannot listen.
+        """
 
     def tell_homes(self) -> None:
         """Tell all connected nodes at which node each client belongs."""
@@ -53,11 +53,13 @@ class NodeRecovery:
 
         ``restart`` starts a lost node's process again and returns whether it did. ``is_over`` returns whether nobody
         will start the node again. Otherwise the node is given up ``away`` seconds after it was first missed.
+        ``look_below`` is called as often as ``look``: it starts nodes below middle nodes again.
         """
         self._root, self._grace = root, grace
         self.slowest_start = 0.0
         self.restart: Callable[[Node], bool] = lambda _: False
         self.is_over: Callable[[Node], bool] = lambda _: False
+        self.look_below: Callable[[], None] = lambda: None
         self.away = float("inf")
         self._coming: dict[str, threading.Thread] = {}
         self._back: set[str] = set()
@@ -70,6 +72,7 @@ class NodeRecovery:
 
         The kernel kills a node's restarted process when the thread that called this ends.
         """
+        self.look_below()
         for node in nodes:
             is_handled = node.name in self._coming or node.name in self._back
             with suppress(_core.CoreError):  # the job is ending
@@ -130,12 +133,10 @@ class NodeRecovery:
     def _bring(self, node: Node) -> None:
         until = time.monotonic() + max(self._grace, STARTS * self.slowest_start)
         with suppress(_core.CoreError, RoundError):  # it is lost again, or the job is ending
-            while not self._root.is_connected(node, WAIT_SLICE):
+            while not (self._root.is_connected(node, WAIT_SLICE) and self._root.reopen(node)):
                 if time.monotonic() > until or node.name not in self._coming:
                     break
             else:
-                if not self._root.is_open(node):
-                    self._root.open_node(node)
                 if node.name in self._coming:
                     self._back.add(node.name)
         self._coming.pop(node.name, None)

@@ -36,7 +36,7 @@ from thalweg.transports.links import Trust
 from thalweg.trees import answers, live
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.balance import Balance, Move, balance_in_words, rules
-from thalweg.trees.counters import NodeClients, Workers
+from thalweg.trees.counters import NodeClients
 from thalweg.trees.merging import merged, workers
 from thalweg.ui.phrases import listed, number_of
 
@@ -135,7 +135,7 @@ class Tree:
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, options
-        self._nodes = [Node(name, clients) for name, clients in self.placed.clients.items()]
+        self._nodes = [Node(name, clients) for name, clients in self.placed.of_root.items()]
         self._count = nodes if isinstance(nodes, int) else len(self._nodes)
         self._opened = False
         self._rounds = wire.made(RoundOptions, options)
@@ -201,7 +201,10 @@ class Tree:
             look()
             # If the run does not start the nodes, another node may connect in place of a lost one, so only wait.
             for node in self._nodes if self.placed.clients else ():
-                if node.loss is not None and not node.is_empty and not self.recovery.restart_while_awaited(node):
+                # A middle node that is connected may still wait for nodes below it.
+                if node.loss is None or node.is_empty or self.is_connected(node, 0):
+                    continue
+                if not self.recovery.restart_while_awaited(node):
                     self._go_on_without(node)
         self.recovery.slowest_start = time.monotonic() - began
 
@@ -317,9 +320,17 @@ class Tree:
             self._server.wait(self._count, seconds)
         return node.name in server_reports.clients(self._server)
 
-    def is_open(self, node: Node) -> bool:
-        """Return whether a connected node listens for its clients. A restarted process does not until it is opened."""
-        return self._ask_one(Wait(0.0), node).head is not None
+    def reopen(self, node: Node) -> bool:
+        """Have a connected node listen again if it does not, as a restarted process; return whether it listens.
+
+        A middle node may still wait for nodes below it. Raises RoundError if the node cannot listen.
+        """
+        if self._ask_one(Wait(0.0), node).head is None:
+            try:
+                self.open_node(node)
+            except LostNodeError:
+                return False
+        return True
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
         """Wait at most ``seconds`` until the clients of these nodes are connected."""
@@ -637,14 +648,19 @@ class Tree:
             notes, self._notes = self._notes, []
         return [] if self._closed else [*self._server.notes(), *notes]
 
-    def worker_counters(self) -> dict[str, Workers]:
-        """Return the counters of workers, from their node's last answer, by the node's name, without lost nodes."""
+    def worker_counters(self) -> dict[str, answers.Workers]:
+        """Return the counters of workers, from their node's last answer, by the node's name, without lost nodes.
+
+        Middle nodes pass on those of the nodes below them.
+        """
         return self._counters_of(self._here())
 
     def tree(self) -> str | None:
         """Return the merged counters of all nodes' workers so far, as JSON."""
         counters = list(self._counters_of(self._nodes).values())
-        used = [NodeClients(node.name, len(node.clients)) for node in self._nodes]
+        # Below middle nodes clients stay where they were placed.
+        homes = self.placed.clients if self.placed.above else {node.name: node.clients for node in self._nodes}
+        used = [NodeClients(name, len(clients)) for name, clients in homes.items()]
         gateways = {node.name: None if node.state is None else node.state.cpu_seconds for node in self._nodes}
         return wire.encode(workers(counters, used, top=self._kind, cpu_seconds=gateways))
 
@@ -654,9 +670,11 @@ class Tree:
         self._closed = True
         self._server.close(reason)
 
-    def _counters_of(self, nodes: Sequence[Node]) -> dict[str, Workers]:
+    def _counters_of(self, nodes: Sequence[Node]) -> dict[str, answers.Workers]:
         states = {node.name: node.state for node in nodes if node.state is not None}
-        return {name: state.tree for name, state in states.items() if state.tree is not None}
+        below = {name: counters for state in states.values() for name, counters in (state.below or {}).items()}
+        # What a node says of itself counts more than what a middle node says of it.
+        return below | {name: state.tree for name, state in states.items() if state.tree is not None}
 
     def _here(self) -> list[Node]:
         return [node for node in self._nodes if node.loss is None]
@@ -729,7 +747,8 @@ def tree_of(
     below["transport"] = {**served["transport"], "tls": None}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
-    top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
+    has_middle = isinstance(nodes, live.Placed) and bool(nodes.above)
+    top, place = (plan.tree or TreeSection()).top, placement.stay if has_middle else placement.placing(plan)
     rounds = wire.made(RoundOptions, served)
     tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=rounds.choose, goal=rounds.goal)
     tree.recovery.away = (plan.nodes or NodesSection()).away

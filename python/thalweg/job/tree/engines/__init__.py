@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from thalweg.job.common.fleet import Fleet, Member, OnEnd
-from thalweg.job.common.messages import Orders, Report
-from thalweg.job.tree.order import NodeOrder
+from thalweg.job.common.messages import Line, Orders, Report
+from thalweg.job.tree.order import Listening, NodeOrder
 from thalweg.sections.trees import NodesSection
 
 if TYPE_CHECKING:
@@ -33,13 +34,16 @@ class Engine(Protocol):
     """Starts nodes with their orders, watches them, and ends them."""
 
     def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
-        """Start all nodes; do not wait for them. Raises ThalwegError."""
+        """Start these nodes, besides those started before; do not wait for them. Raises ThalwegError."""
 
     def restart(self, name: str) -> bool:
         """Start a node again that has ended; return whether that was done. The calling thread must outlive the node."""
 
     def is_over(self, name: str) -> bool:
         """Return whether a node has ended and will not be started again."""
+
+    def address(self, name: str, seconds: float = 0.0) -> str | None:
+        """Return where a node listens, after waiting for that at most ``seconds``; None if it is not known."""
 
     def check(self) -> None:
         """Raise RoundError if a node could not be started. A node that was killed does not count: it may come back."""
@@ -61,16 +65,18 @@ class Local(Fleet[NodeOrder]):
     """The local engine: nodes are processes of this machine. A node that ended early is lost until ``restart``."""
 
     def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None], *, restarts: int = RESTARTS) -> None:
-        super().__init__(log, lost, program=PROGRAM)
+        super().__init__(log, lost, program=PROGRAM, on_line=self._told)
         self._most = restarts
         self._note_of_run = note
         self._orders: dict[str, NodeOrder] = {}
         self._restarts: Counter[str] = Counter()
+        self._addresses: dict[str, str] = {}
+        self._heard = threading.Condition()
         # Held while the run is notified of a node's end, so that nobody replaces the node before that is done.
         self._telling = threading.Lock()
 
     def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
-        self._orders = {name: orders.of(name, number) for number, name in enumerate(names, 1)}
+        self._orders |= {name: orders.of(name, number) for number, name in enumerate(names, len(self.members) + 1)}
         super().start(names, orders)
 
     def check(self) -> None:
@@ -86,15 +92,30 @@ class Local(Fleet[NodeOrder]):
             return False
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
-        self.restart_member(name, self._orders[name])
+        order, address = self._orders[name], self.address(name)
+        if address is not None and order.nodes is not None:
+            # The nodes below it look for it there. Other nodes are told by their parent where they listened.
+            order = replace(order, listen=address)
+        self.restart_member(name, order)
         return True
 
     def is_over(self, name: str) -> bool:
         with self._telling:
             return self._has_ended(name) and self._restarts[name] >= self._most
 
+    def address(self, name: str, seconds: float = 0.0) -> str | None:
+        with self._heard:
+            self._heard.wait_for(lambda: name in self._addresses, seconds)
+            return self._addresses.get(name)
+
     def facts(self) -> dict[str, object]:
         return {"name": "local"}
+
+    def _told(self, name: str, line: Line) -> None:
+        if line["say"] == Listening.say:
+            with self._heard:
+                self._addresses[name] = str(line["address"])
+                self._heard.notify_all()
 
     def _ended(self, member: Member, failure: str | None) -> None:
         with self._telling:
