@@ -91,7 +91,8 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
         placed = live.placed(record.plan)
         if placed.below:
             raise RecordError(
-                f"{folder} has middle nodes, and the simulator has none", "Take a run whose nodes are all below the root"
+                f"{folder} has middle nodes, and the simulator has none",
+                "Take a run whose nodes are all below the root",
             )
         whole = _as_placed(placed, whole)
         if not whole:
@@ -113,17 +114,17 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
         )
     name, measured = source
     ours = median(_simulated(scenario, measured, _arrivals(record.plan, entry)) for entry in whole)
-    live = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
+    took = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
     return {
         "record": folder.name,
         "system": tree["system"],
         "split": scenario["config"]["split"],
         "updates": scenario["clients"],
         "update_bytes": scenario["bytes"],
-        "live_seconds": live,
+        "live_seconds": took,
         "simulated_seconds": ours,
-        "off": ours / live - 1,
-        "met": abs(ours / live - 1) <= MARGIN,
+        "off": ours / took - 1,
+        "met": abs(ours / took - 1) <= MARGIN,
         "costs": measured,
         "costs_of": name,
     }
