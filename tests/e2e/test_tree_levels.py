@@ -149,15 +149,19 @@ def test_a_node_below_a_middle_node_that_is_killed_comes_back_with_its_own_clien
     assert set(counts) <= {3, 4}
 
 
-def test_clients_of_a_node_that_does_not_come_back_stay_below_its_middle_node(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("pick", "said", "left"),
+    [(1, "middle-1-1 is gone", 2), (-1, "does not come back; clients below middle nodes do not move", 3)],
+)
+def test_clients_below_a_node_that_does_not_come_back_stay_there(start: Start, pick: int, said: str, left: int) -> None:
     base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "20", "--compute", "100ms")
     run = start(*base, *TREE, "--nodes", "4", "--middle-nodes", "2", "--node-restarts", "0", "--json")
     run.until("round 3/20")
-    os.kill(run.children(NODE)[-1], signal.SIGKILL)
-    run.until("does not come back; clients below middle nodes do not move")
-    code, out, said = run.end()
-    assert code == 0, said
-    assert [row["participants"] for row in json.loads(out)["rounds"]][-1] == 3
+    os.kill(run.children(NODE)[pick], signal.SIGKILL)
+    run.until(said)
+    code, out, err = run.end()
+    assert code == 0, err
+    assert [row["participants"] for row in json.loads(out)["rounds"]][-1] == left
 
 
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
