@@ -8,7 +8,8 @@
 ``finish``        the part of ``completion`` after the last update, when the workers' sums become a model
 ``cpu``           CPU seconds of server, nodes, workers and hops together, mean of a round
 ``created``       aggregators that were started in the whole run
-``active``        aggregators that took updates, averaged over time; null if their number did not change
+``active``        aggregators that took updates, averaged over time, to a few per cent: the clock of decisions begins
+                  before the first round, or with the first update
 ``nodes_used``    nodes that had clients
 ``reached``       accuracy of the last round
 ``time_to``       seconds of aggregation until the accuracy of ``TARGET`` was reached; null if it was not
@@ -61,7 +62,8 @@ def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
             record = Record(folder / run.record)
             rounds = list(record.rounds())
             numbers = of_run(record.manifest["tree"], rounds)
-            numbers["active"] = active(workers.read(record.path), sum(entry["seconds"] for entry in rounds))
+            averaged = active(workers.read(record.path), sum(entry["seconds"] for entry in rounds))
+            numbers["active"] = float(numbers.pop("workers")) if averaged is None else averaged
             tables_by_cell[run.cell].append({**numbers, **played(record.path)})
     return {cell: joined(tables) for cell, tables in tables_by_cell.items()}
 
@@ -75,6 +77,7 @@ def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Tabl
     needed = next((at for at, value in enumerate(accuracies, 1) if value is not None and value >= TARGET), None)
     return {
         "system": tree["system"],
+        "workers": tree["workers"],
         "completion": middle(completions),
         "hand_over": None if handed is None else rounded(handed / 1e6),
         "fold": None if folded is None else rounded((folded - handed) / 1e6),

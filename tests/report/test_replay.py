@@ -12,7 +12,7 @@ from thalweg import trees
 from thalweg.errors import RecordError
 from thalweg.job import run as job
 from thalweg.plan import Plan
-from thalweg.report.replay import costs, replayed
+from thalweg.report.replay import costs, replayed, starts
 from thalweg.sections.trees import NodesSection
 from thalweg.ui.progress import LineProgress
 
@@ -36,7 +36,8 @@ def told(plane: str, split: str) -> Any:
 
 
 def spent(handed: float, folded: float, workers: int = 1) -> Any:
-    return {"handover_us": {"p50": handed}, "fold_us": {"p50": folded}, "workers": workers}
+    started = {"p50": 1_200_000.0}
+    return {"start_us": started, "handover_us": {"p50": handed}, "fold_us": {"p50": folded}, "workers": workers}
 
 
 def test_costs_are_those_of_single_updates() -> None:
@@ -56,6 +57,26 @@ def test_copies_have_a_rate_and_work_above_leaves_is_counted_once() -> None:
     middle = 2 * 0.01 + 2 * BYTES / run_costs["fold"] + BYTES / run_costs["sums"]
     top = 0.01 + 0.005
     assert BYTES / run_costs["finish"] == pytest.approx(0.1 - middle - top, rel=1e-6)
+
+
+def test_starts_are_the_runs_own_and_the_container_is_apart() -> None:
+    scenario = told("pool", "clients")
+    assert starts(spent(30.0, 5030.0), scenario) == {"warm_start": 1.2, "cold_start": 1.2, "container_start": 0.0}
+    found = starts(spent(30.0, 5030.0), {**scenario, "costs": {"container_start": 1.0}})
+    assert found == {"warm_start": pytest.approx(0.2), "cold_start": pytest.approx(0.2), "container_start": 1.0}
+
+
+def test_a_cold_run_of_several_nodes_is_played_with_its_starts(tmp_path: Path) -> None:
+    """Both nodes start a worker's container at once, so a round takes at least as long as one."""
+    tree = {"system": "lifl", "split": "clients", "start": "cold", "container_start": 0.2, "top": "dedicated"}
+    made = plan(tmp_path, rounds=2, **tree, placement="worst-fit")
+    record = job.run(made.model_copy(update={"nodes": NodesSection(count=3)}), LineProgress()).record.path
+    manifest = json.loads((record / "manifest.json").read_text())
+    manifest["tree"] |= {"fold_us": {"p50": 900.0, "p99": 900.0}, "handover_us": {"p50": 50.0, "p99": 50.0}}
+    (record / "manifest.json").write_text(json.dumps(manifest))
+    replay = replayed(record)
+    assert replay["costs"]["container_start"] == 0.2
+    assert min(replay["live_seconds"], replay["simulated_seconds"]) >= 0.2
 
 
 def test_a_run_is_played_again(tmp_path: Path) -> None:
@@ -84,7 +105,8 @@ def test_a_run_that_does_not_say_its_costs_has_those_of_another(tmp_path: Path) 
     with pytest.raises(RecordError, match="none found a worker without work"):
         replayed(folder, [{**first, "system": "sl"}, {**first, "update_bytes": 1}])
     replay = replayed(folder, [first])
-    assert (replay["costs_of"], replay["costs"]) == (first["record"], first["costs"])
+    lent = {key: replay["costs"][key] for key in ("fold", "sums", "hand_over", "socket", "finish")}
+    assert (replay["costs_of"], lent) == (first["record"], {key: first["costs"][key] for key in lent})
 
 
 def test_runs_that_cannot_be_replayed_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -413,10 +413,12 @@ impl ServerOptions {
         if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
         }
-        let start = self.workers.as_ref().map(|workers| workers.container_start);
-        let times = [Some(self.grace), Some(self.outage), Some(self.liveness), self.deadline, start];
+        if self.workers.as_ref().is_some_and(|workers| !(0.0..=10.0).contains(&workers.container_start)) {
+            return bad("container_start must be 0 to 10 seconds");
+        }
+        let times = [Some(self.grace), Some(self.outage), Some(self.liveness), self.deadline];
         if times.iter().flatten().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
-            return bad("grace, outage, liveness, deadline and container_start are seconds, not negative");
+            return bad("grace, outage, liveness and deadline are seconds, not negative");
         }
         let stands_in = self.repair.stand_in().is_some_and(|policy| policy != StandIn::Renormalise);
         if stands_in && self.partial == PartialRule::Keep {

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 /// A process of a worker or a hop.
 pub trait Process: Send {
@@ -98,26 +97,6 @@ impl Launcher for Program {
         let mut command = self.command()?;
         command.arg("hop").arg(most.to_string()).stdin(Stdio::from(one)).stdout(Stdio::from(other));
         Ok(Box::new(OwnChild(command.spawn()?)))
-    }
-}
-
-/// A program that is started as in a container: each worker waits first for as long as a container takes to start.
-#[derive(Debug, Clone)]
-pub struct Container {
-    /// The program.
-    pub program: Program,
-    /// How long a container takes to start.
-    pub start: Duration,
-}
-
-impl Launcher for Container {
-    fn launch(&self) -> io::Result<Launched> {
-        std::thread::sleep(self.start);
-        self.program.launch()
-    }
-
-    fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>> {
-        self.program.hop(one, other, most)
     }
 }
 

@@ -41,7 +41,7 @@ mod worker_pool;
 
 pub use copying::hop;
 pub use data_plane::{Carriage, DataPlane};
-pub use launch::{Container, Launched, Launcher, Origin, Process, Program};
+pub use launch::{Launched, Launcher, Origin, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Middle, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, NodeRoutes, Routes};

@@ -63,6 +63,7 @@ class Scenario(TypedDict):
     bytes: int
     clients: int
     nodes: Sequence[Mapping[str, object]]
+    between: float
     switches: Switches
     costs: NotRequired[Costs]
     config: Config
@@ -87,6 +88,9 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
     made = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
     scenario = cast("Scenario", wire.values_of(made))
+    computing = [seconds for entry in whole if (seconds := entry.get("compute_seconds")) is not None]
+    if computing:
+        scenario["between"] = median(computing)
     if on_trees.has_nodes(record.plan):
         placed = live.placed(record.plan)
         if placed.below:
@@ -113,6 +117,8 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
             "Take a run with fewer clients or more rounds, or give one of the same system and model before it",
         )
     name, measured = source
+    # Starts are this run's own, whoever lends the other costs.
+    measured = {**measured, **starts(tree, scenario)}
     ours = median(_simulated(scenario, measured, _arrivals(record.plan, entry)) for entry in whole)
     took = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
     return {
@@ -150,12 +156,7 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     folds = (entry["fold"] for entry in rounds)
     ends = [fold["finish_seconds"] for fold in folds if fold is not None and "finish_seconds" in fold]
     finish = median(ends) - middle - top if ends else 0.0
-    waits = (scenario.get("costs") or {}).get("container_start", 0.0)
-    start = max(0.0, (tree["start_us"]["p50"] or 0.0) / 1e6 - waits)
     return {
-        "warm_start": start,
-        "cold_start": start,
-        "container_start": waits,
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
         "hand_over": handed if on["data_plane"] == "pool" else 0.0,
@@ -166,15 +167,22 @@ def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
     }
 
 
+def starts(tree: Work, scenario: Scenario) -> Costs:
+    """Return what the start of a worker took in a run, the wait for its container apart."""
+    waits = (scenario.get("costs") or {}).get("container_start", 0.0)
+    start = max(0.0, (tree["start_us"]["p50"] or 0.0) / 1e6 - waits)
+    return {"warm_start": start, "cold_start": start, "container_start": waits}
+
+
 def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tuple[str, Costs] | None:
-    """Return the record and the costs of another run with this system and update size, or None."""
-    wanted = (tree["system"], scenario["bytes"])
-    candidates = ((one["record"], one["costs"]) for one in others if (one["system"], one["update_bytes"]) == wanted)
-    return next(candidates, None)
+    """Return the record and the costs of another run with this system, split and update size, or None."""
+    wanted = (tree["system"], scenario["config"]["split"], scenario["bytes"])
+    alike = (one for one in others if (one["system"], one["split"], one["update_bytes"]) == wanted)
+    return next(((one["record"], one["costs"]) for one in alike), None)
 
 
 def _as_placed(placed: live.Placed, rounds: Sequence[Entry]) -> list[Entry]:
-    """Return the rounds in which each node counted all clients that were placed there at first."""
+    """Return the rounds in which each node counted as many updates as clients were placed there at first."""
     expected = {node: len(clients) for node, clients in placed.clients.items()}
 
     def counted(entry: Entry) -> dict[str, int]:

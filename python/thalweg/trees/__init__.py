@@ -240,7 +240,7 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> Scenario:
         groups=list(range(len(groups.clients))),
         goal=plan.job.goal,
         bytes=size,
-        # Elements of updates have 4 bytes, and those of sums as many as the accumulator's.
+        # If elements of updates have 4 bytes, as those of most models: those of sums have as many as the accumulator's.
         sums_bytes=size * (1 if plan.precision == "f32" else 2),
         rounds=plan.job.rounds,
         between=tree.between,

@@ -130,6 +130,9 @@ impl<'a> Engine<'a> {
     }
 
     fn arrived(&mut self, node: u32) {
+        if self.round.leaves[node as usize].come == 0 && self.is_cold() {
+            self.start_planned(node);
+        }
         let leaves = &mut self.round.leaves[node as usize];
         let (first, end, come) = (leaves.first, leaves.end, leaves.come);
         leaves.come += 1;

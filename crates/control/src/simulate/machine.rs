@@ -119,6 +119,12 @@ impl Machine {
             as u32
     }
 
+    /// Ends all workers.
+    pub fn end_all(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.standing = Standing::Ended);
+        self.idle.clear();
+    }
+
     /// Roles of the idle workers.
     pub fn idle_roles(&self) -> Vec<WorkerRole> {
         self.idle.iter().map(|&worker| self.workers[worker].role).collect()

@@ -14,8 +14,8 @@ use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 use thalweg_workers::{
-    Carriage, Container, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program,
-    Split, Start, Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
+    Carriage, Count, DataPlane, Doing, Handovers, Launcher, Middle, NodeRoutes, Plans, Program, Split, Start,
+    Stretch, Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
 use super::counters::{self, Created, Decisions, Now, Percentiles, Reused, Routed, Started};
@@ -76,6 +76,7 @@ impl Workers {
             routes,
             plane: plane(workers),
             start: start(workers.start),
+            container_start: seconds(workers.container_start),
             autoscaler: workers.autoscaler,
             plans: workers.plans.clone().map(|config| Plans { config, updates: workers.updates }),
             middle: middle(workers.middle),
@@ -292,12 +293,8 @@ fn start(rule: StartRule) -> Start {
 fn launcher(workers: &WorkerOptions) -> Box<dyn Launcher> {
     let command: Vec<OsString> = workers.command.iter().map(Into::into).collect();
     let program = Program { command, environment: Vec::new() };
-    match workers.start {
-        StartRule::Template => {}
-        StartRule::Always => return Box::new(program),
-        StartRule::Cold => {
-            return Box::new(Container { program, start: seconds(workers.container_start) });
-        }
+    if workers.start != StartRule::Template {
+        return Box::new(program);
     }
     let mut template = program.clone();
     template.command.push("template".into());

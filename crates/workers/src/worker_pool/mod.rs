@@ -65,6 +65,8 @@ pub struct WorkerPoolConfig {
     pub plane: DataPlane,
     /// When the workers' processes start.
     pub start: Start,
+    /// How long a worker waits before its process starts, as for a container.
+    pub container_start: Duration,
     /// Decides how many leaves get updates. `None`: all leaves get updates.
     pub autoscaler: Option<Knobs>,
     /// Measures the load, and plans how many leaves get updates and have a process. With [`Split::Ranges`] every
@@ -293,7 +295,7 @@ impl WorkerPool {
     }
 
     /// Number of plans so far, or of changes by an autoscaler, and the latest of them, oldest first; `None` if the
-    /// number of leaves is fixed.
+    /// load is not measured.
     pub fn decisions(&self) -> Option<(u64, Vec<Decision>)> {
         let state = self.shared.lock();
         let is_fixed = state.planning.is_none() && state.scaler.is_none();

@@ -4,11 +4,12 @@
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::line::{answer, Line, Route, Ways};
 use super::timeline::{Doing, Stretch};
-use super::Shared;
+use super::{Shared, State};
 use crate::clock;
 use crate::copying::CopyingPlane;
 use crate::hearing::{Hearing, WaitOutcome};
@@ -35,10 +36,12 @@ impl Shared {
             if state.is_stopping {
                 return;
             }
+            let began = clock::now();
+            let Some(mut state) = self.contained(state, worker) else { continue };
             let (round, base) = (state.ledger.round(), state.ledger.base(worker).cloned());
             let party = state.number();
             drop(state);
-            match self.start(worker, party, base) {
+            match self.start(worker, (party, began), base) {
                 Ok(started) => self.attend(worker, round, started),
                 Err(error) => self.give_up(worker, round, &error),
             }
@@ -67,7 +70,28 @@ impl Shared {
         }
     }
 
-    fn start(&self, worker: usize, party: u16, base: Option<Base>) -> io::Result<Started> {
+    /// Waits for as long as a container takes to start. `None`: the worker is not needed any more.
+    fn contained<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        worker: usize,
+    ) -> Option<MutexGuard<'a, State>> {
+        let end = Instant::now() + self.config.container_start;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Some(state);
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.is_stopping || !self.is_due(&state, worker) {
+                return None;
+            }
+        }
+    }
+
+    /// `began`: when the worker was needed, in nanoseconds of the monotonic clock.
+    fn start(&self, worker: usize, (party, began): (u16, u64), base: Option<Base>) -> io::Result<Started> {
         let (Some(pool), Some(sums)) = (self.config.pool.descriptor(), self.sums[worker].descriptor()) else {
             return Err(io::Error::other("the memory cannot be shared"));
         };
@@ -75,7 +99,6 @@ impl Shared {
         setup.number = party;
         setup.base = base.map(|base| (base.slot, base.head.encode()));
         let (copying, far) = self.copying(worker)?.unzip();
-        let began = clock::now();
         let Launched { socket, mut process, origin } = self.launcher.launch()?;
         let (route, own) = self.route(party).unzip();
         let descriptors =

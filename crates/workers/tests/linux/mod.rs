@@ -135,6 +135,7 @@ struct Case {
     plane: DataPlane,
     start: Start,
     middle: Middle,
+    container_start: Duration,
     /// Plans leaves for this many updates at first, and then for what is there, without smoothing.
     planned: Option<u32>,
     /// `Some`: templates fork the workers. `Some(true)`: the templates die at random.
@@ -153,6 +154,7 @@ const CASE: Case = Case {
     plane: DataPlane { carriage: Carriage::Pool, side_process: false },
     start: Start::Always,
     middle: Middle::Node,
+    container_start: Duration::ZERO,
     planned: None,
     templates: None,
     seed: 1,
@@ -208,6 +210,7 @@ impl Bench {
             routes,
             plane,
             start,
+            container_start: case.container_start,
             autoscaler: None,
             plans,
             middle,
@@ -604,6 +607,14 @@ fn the_first_update_starts_the_planned_levels(routes: bool) {
     assert_eq!(bench.worker_pool.counts().died, 0);
 }
 
+/// A pool that ends does not wait for containers. If it did, this test would take an hour.
+fn a_pool_that_ends_waits_for_no_container(routes: bool) {
+    let container_start = Duration::from_secs(3600);
+    let mut bench = Bench::new(Case { start: Start::Cold, container_start, routes, ..CASE }, &[]);
+    bench.give(0, false);
+    assert_eq!(bench.worker_pool.counts().started, 0);
+}
+
 /// Launches a limited number of processes.
 struct Few {
     launcher: Faulty,
@@ -826,6 +837,7 @@ pub fn tests() {
         ("a_middle_adds_up_the_sums_of_the_leaves", a_middle_adds_up_the_sums_of_the_leaves),
         ("a_node_with_ranges_measures_its_load", a_node_with_ranges_measures_its_load),
         ("plans_change_under_traffic_and_no_bit_does", plans_change_under_traffic_and_no_bit_does),
+        ("a_pool_that_ends_waits_for_no_container", a_pool_that_ends_waits_for_no_container),
         ("the_first_update_starts_the_planned_levels", the_first_update_starts_the_planned_levels),
         ("a_plan_retires_leaves_and_starts_them_again", a_plan_retires_leaves_and_starts_them_again),
         ("a_planned_leaf_that_cannot_start_fails_no_round", a_planned_leaf_that_cannot_start_fails_no_round),

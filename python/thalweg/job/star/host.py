@@ -38,8 +38,10 @@ from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
 from thalweg.plan.options import server_options
 from thalweg.plan.run_facts import RunFacts
+from thalweg.plan.systems import has_plans, switches
 from thalweg.record import RunRecord, entry
 from thalweg.record.folder import utc_now
+from thalweg.sections.trees import TreeSection
 from thalweg.transports import registry
 from thalweg.transports.links import Trust
 from thalweg.trees import live
@@ -242,9 +244,11 @@ class Host:
         balances = self.server.balances() if isinstance(self.server, Tree) else ()
         if balances:
             self.record.workers([asdict(BalanceRow(done["round"], balance)) for balance in balances])
+        tree = self.plan.tree or TreeSection()
+        plans = has_plans(tree) or switches(tree)["scaling"] == "knative"
         for row in rows:
             for decision in row.decisions:
-                if decision.before != decision.leaves:
+                if decision.before != decision.leaves and plans:
                     self.record.log(f"{row.node}: {plan_in_words(asdict(decision))}")
 
     def connected(self) -> list[str]:

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::arrivals::Arrival;
 use super::super::costs::at_rate;
-use super::super::machine::{Range2, Standing};
+use super::super::machine::{Machine, Range2, Standing};
 use super::super::tasks::{dealt, Leaves, Task};
 use super::super::{Levels, Outcome};
 use super::{Engine, Event, Round};
@@ -42,6 +42,9 @@ impl Engine<'_> {
         }
         for tree in &plan.trees {
             self.machines[tree.node as usize].leaves = tree.leaves;
+            if self.is_cold() {
+                continue; // the first update starts them
+            }
             (0..tree.start).for_each(|_| self.start(tree.node, WorkerRole::Leaf));
             (0..tree.stop).for_each(|_| self.end_idle(tree.node, WorkerRole::Leaf));
         }
@@ -129,6 +132,9 @@ impl Engine<'_> {
             .filter(|worker| worker.standing != Standing::Ended)
             .map(|worker| done.saturating_sub(worker.since.max(open)))
             .sum();
+        if self.is_cold() {
+            self.machines.iter_mut().for_each(Machine::end_all);
+        }
         let reuse = self.config.reuse;
         for machine in &mut self.machines {
             machine.workers.iter_mut().filter(|_| reuse).for_each(|worker| worker.role = WorkerRole::Leaf);

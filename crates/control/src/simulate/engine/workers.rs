@@ -21,8 +21,11 @@ impl Engine<'_> {
             Source::Start => {
                 let enough = match role {
                     WorkerRole::Leaf => machine.count(WorkerRole::Leaf) >= machine.leaves.max(1),
-                    WorkerRole::Middle => self.config.reuse && machine.count(WorkerRole::Leaf) > 0,
-                    WorkerRole::Top => false,
+                    WorkerRole::Middle => {
+                        self.config.reuse && machine.count(WorkerRole::Leaf) > 0
+                            || machine.count(WorkerRole::Middle) > 0
+                    }
+                    WorkerRole::Top => machine.count(WorkerRole::Top) >= self.tops_at(node),
                 };
                 self.machines[node as usize].waiting[role as usize].push_back(at);
                 if is_scaled {
@@ -55,6 +58,35 @@ impl Engine<'_> {
             }
             start => self.begin_program(node, worker, start),
         }
+    }
+
+    /// Whether workers start with a round's first update and end with the round.
+    pub(super) fn is_cold(&self) -> bool {
+        self.scenario.switches.start == Start::Cold && self.config.scaling != Scaling::Knative
+    }
+
+    /// Starts all levels that are planned at a node.
+    pub(super) fn start_planned(&mut self, node: u32) {
+        let leaves = &self.round.leaves[node as usize];
+        let tasks = leaves.middle.unwrap_or(leaves.end) - leaves.first;
+        let has_middle = leaves.middle.is_some() && !self.config.reuse;
+        let planned = self.machines[node as usize].leaves.max(1) as usize;
+        (0..planned.min(tasks)).for_each(|_| self.start(node, WorkerRole::Leaf));
+        if has_middle {
+            self.start(node, WorkerRole::Middle);
+        }
+        let tops = if self.config.reuse { 0 } else { self.tops_at(node) };
+        (0..tops).for_each(|_| self.start(node, WorkerRole::Top));
+    }
+
+    /// Number of the top's tasks at a node.
+    fn tops_at(&self, node: u32) -> u32 {
+        self.round
+            .tops
+            .iter()
+            .filter(|(top, _)| *top == node)
+            .map(|(_, tasks)| (tasks.1 - tasks.0) as u32)
+            .sum()
     }
 
     pub(super) fn begin_program(&mut self, node: u32, worker: usize, start: Start) {
