@@ -113,8 +113,8 @@ class TreeSection(Section):
     )
     start: Literal["template", "cold", "always"] | None = Field(
         None,
-        description="how workers come to be: forked from a template, started anew in a round with their first update (planned "
-        "ones with the node's first), or started once by their program",
+        description="how workers come to be: forked from a template, started anew in a round with their first update "
+        "(planned ones with the node's first), or started once by their program",
     )
     container_start: Annotated[Time, Field(le=10.0)] = Field(
         0.0, description="of cold starts: time that a worker waits before its program starts, as for a container"
