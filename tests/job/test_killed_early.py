@@ -137,6 +137,33 @@ def test_clients_below_middle_nodes_get_no_other_node(dying: Dying, tmp_path: Pa
     assert str(record / "log.txt") in caught.value.hint
 
 
+def levels(folder: Path, **nodes: Any) -> Plan:
+    """Return the plan of a tree with two middle nodes, whose rounds are long enough for nodes to come back."""
+    tree = plan("tree", folder, count=4, middle=2, **nodes)
+    return tree.merge({"tree.top": "dedicated", "job.rounds": 60, "training.compute": 0.1})
+
+
+def ports(folder: Path, name: str) -> list[str]:
+    """Return the addresses where a node has listened, one for each time."""
+    (record,) = (folder / "runs").iterdir()
+    lines = (record / "log.txt").read_text().splitlines()
+    return [line.partition(": listening on ")[2].split()[0] for line in lines if f" {name}: listening on " in line]
+
+
+def test_a_node_goes_on_while_its_middle_node_is_started_again_after_it(dying: Dying, tmp_path: Path) -> None:
+    dying("tree", {"node-0": ["round 2"], "middle-1-0": ["after node-0.1.round"]})
+    heard = Told()
+    run(levels(tmp_path), heard)
+    assert [note for note in heard.notes if note.startswith("starting ") and note.endswith(" again")] == [
+        "starting node-0 again",
+        "starting middle-1-0 again",
+    ]
+    assert counted(rounds_of(tmp_path)[-1]) == 4
+    # It listened once in each of its two processes, and clients found it.
+    first, second = ports(tmp_path, "node-0")
+    assert first == second
+
+
 APP = """
 import os
 import signal

@@ -250,6 +250,7 @@ def test_a_middle_is_refused_in_a_job_with_a_goal_and_both_ends_say_so() -> None
 def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:
     middle = MiddleNode(opened(), URL, 2, Trust())
     assert middle.is_for(opened(listen="tcp://127.0.0.1:1"))
+    assert middle.is_for(opened(options={"precision": "exact", "expected": 3}))
     assert not middle.is_for(opened(options={"precision": "f64"}))
     assert not middle.open_below(0.0)
     middle.close("done")

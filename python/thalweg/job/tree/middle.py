@@ -62,7 +62,7 @@ class MiddleNode(Tree):
 
     def is_for(self, opened: Open) -> bool:
         """Return whether this middle was made for such a request of the parent."""
-        return replace(opened, listen=None) == replace(self._request, listen=None)
+        return opened.is_for_same_job(self._request)
 
     def open_below(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for the nodes below, and open those that are there; return whether all are open."""

@@ -41,7 +41,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -269,9 +268,8 @@ class Gateway:
         return answers.Opened(address=self._address, reached=None, peers=None, expected=self._expected)
 
     def _open(self, request: Open) -> answers.Opened:
-        asked = replace(request, listen=None)
         # A parent that was started anew opens a node that is open. Its clients go on.
-        if self._opened is not None and self._opened[0] == asked:
+        if self._opened is not None and request.is_for_same_job(self._opened[0]):
             return self._opened[1]
         transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         expected = request.options.get("expected")
@@ -299,7 +297,7 @@ class Gateway:
         peers = None if self._exchange is None else self._exchange.address
         reached = placement.reached(self._address, self._advertise)
         opened = answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
-        self._opened = asked, opened
+        self._opened = request, opened
         return opened
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
