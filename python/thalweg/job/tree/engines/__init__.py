@@ -119,9 +119,10 @@ class Local(Fleet[NodeOrder]):
         return {"name": "local"}
 
     def _told(self, name: str, line: Line) -> None:
-        if line["say"] == Listening.say:
+        address = line.get("address")
+        if line["say"] == Listening.say and isinstance(address, str):
             with self._heard:
-                self._addresses[name] = str(line["address"])
+                self._addresses[name] = address
                 self._heard.notify_all()
 
     def _ended(self, member: Member, failure: str | None) -> None:
