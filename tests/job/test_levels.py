@@ -275,6 +275,7 @@ def test_an_answer_has_room_for_what_a_middle_passes_on(monkeypatch: pytest.Monk
             assert [plan.number for plan in counters.decisions.latest] == list(range(65 - latest, 65))
         # The answer also names clients, and what was sent: half of its room is for those.
         assert len(wire.encode(told)) < MOST_BYTES / 2
+    assert middle.notes() == ["an answer has counters of 128 nodes, and those of 872 nodes are missing"]
     middle.close("done")
 
 

@@ -50,7 +50,9 @@ class Orders:
         return self.root if above is None else self.address(above)
 
     def of(self, name: str, number: int) -> NodeOrder:
-        """Return the order of one node."""
+        """Return the order of one node. Its seed depends on its place in the plan, not on when it is started."""
+        del number
+        every = [*self.placed.clients, *self.placed.below]
         below, address = self.placed.below.get(name), self.network.address(name)
         transport = {"tls": self.member.tls}
         return NodeOrder(
@@ -65,7 +67,7 @@ class Orders:
             options={
                 "transport": transport,
                 "token": self.member.token,
-                "seed": self.seed + number,
+                "seed": self.seed + every.index(name) + 1,
                 "tree": True,
             },
             trust=self.server,
@@ -74,6 +76,8 @@ class Orders:
 
 class TreeNodes:
     """A run's nodes. While a node is lost, so are its clients, until it is back or they have moved to other nodes.
+
+    Clients below middle nodes do not move: if their node does not come back, they are lost.
 
     The other nodes continue meanwhile. The root brings its own nodes back. Those below middle nodes are started again
     here, and their parents open them.

@@ -69,6 +69,8 @@ class MiddleNode(Tree):
         own: CoreOptions = {"transport": {"tls": trust.tls}, "tree": True, **trust.tokens, **of_job}
         super().__init__(self.model, url, count, options, own, top="middle")
         self._request = opened
+        # Whether the log says that counters are missing.
+        self._has_told = False
         self._known = {one.node: one for one in known}
         self._until = None if away is None else time.monotonic() + away
         self._sums: tuple[bytes, _core.Arena] | None = None
@@ -158,12 +160,21 @@ class MiddleNode(Tree):
         """Return None: it has no workers. ``counters_below`` has those of the nodes below."""
         return None
 
+    def worker_counters(self) -> dict[str, answers.Workers]:
+        """Return the last counters of the workers of all nodes below, also of lost ones, by the nodes' names."""
+        return self._counters_of(self._nodes)
+
     def counters_below(self) -> dict[str, answers.Workers]:
         """Return the counters of the workers of nodes below, as far as an answer has room for them.
 
         There are at most ``answers.MOST_NODES`` of them, and the fewer plans of each node the more nodes there are.
         """
-        counters = dict(list(self.worker_counters().items())[: answers.MOST_NODES])
+        every = self.worker_counters()
+        counters = dict(list(every.items())[: answers.MOST_NODES])
+        if len(counters) < len(every) and not self._has_told:
+            self._has_told = True
+            left = number_of(len(every) - len(counters), "node")
+            self.note(f"an answer has counters of {answers.MOST_NODES} nodes, and those of {left} are missing")
         most = MOST_PLANS // max(1, len(counters))
         return {name: _with_plans(one, most) for name, one in counters.items()}
 
