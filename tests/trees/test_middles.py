@@ -168,3 +168,12 @@ def test_a_middle_node_may_be_under_stress_if_it_is_used() -> None:
     assert base.stress is not None
     with pytest.raises(PlanError, match=r"stress\.parties names 'middle-1-2'"):
         base.merge({"stress.parties": ["middle-1-2"]})
+
+
+def test_a_middle_node_of_a_schema_may_be_under_stress(tmp_path: Path) -> None:
+    base = plan(count=2, tree=schema(tmp_path, ("a",), ("a",), ()))
+    made = base.merge({"stress.cpu_quota": 0.5, "stress.parties": ["middle-1-0"]})
+    assert made.stress is not None
+    with pytest.raises(PlanError, match=r"stress\.parties names 'middle-1-1'") as caught:
+        base.merge({"stress.cpu_quota": 0.5, "stress.parties": ["middle-1-1"]})
+    assert caught.value.hint.endswith("nodes of the tree, as node-0; nodes")
