@@ -55,6 +55,16 @@ def test_a_simulation_says_that_it_is_one(file: str) -> None:
     assert (printed["simulated"], printed["accepted"], len(printed["rounds"])) == (True, False, 2)
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_levels_of_middle_nodes_are_said_to_be_left_out(file: str, tmp_path: Path, command: str) -> None:
+    levels = tmp_path / "levels.toml"
+    levels.write_text(f'{PLAN}top = "dedicated"\n[nodes]\nmiddle = 2\n')
+    said = "middle nodes between these nodes and the top are left out"
+    assert invoke("tree", command, str(levels))[1].splitlines()[1] == said
+    assert said not in invoke("tree", command, str(levels), "--json")[1]
+    assert said not in invoke("tree", command, file)[1]
+
+
 def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:
     code, out, err = invoke("tree", "plan", file, "--goal", "99")
     assert (code, out) == (2, "")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from thalweg.errors import RoundError
+from thalweg.job.common.fleet import Fleet
 from thalweg.job.graph import run as on_graph
 from thalweg.job.run import run
 from thalweg.job.tree import engines
@@ -135,6 +136,74 @@ def test_clients_below_middle_nodes_get_no_other_node(dying: Dying, tmp_path: Pa
     assert caught.value.cause.startswith(f"{name} is gone: killed by signal 9 (SIGKILL), before it was open")
     (record,) = (tmp_path / "runs").iterdir()
     assert str(record / "log.txt") in caught.value.hint
+
+
+def levels(folder: Path, **nodes: Any) -> Plan:
+    """Return the plan of a tree with two middle nodes, whose rounds are long enough for nodes to come back."""
+    tree = plan("tree", folder, count=4, middle=2, **nodes)
+    return tree.merge({"tree.top": "dedicated", "job.rounds": 60, "training.compute": 0.1, "job.grace": 1.0})
+
+
+def ports(folder: Path, name: str) -> list[str]:
+    """Return the addresses where a node has listened, one for each time."""
+    (record,) = (folder / "runs").iterdir()
+    lines = (record / "log.txt").read_text().splitlines()
+    return [line.partition(": listening on ")[2].split()[0] for line in lines if f" {name}: listening on " in line]
+
+
+def test_a_node_goes_on_while_its_middle_node_is_started_again_after_it(dying: Dying, tmp_path: Path) -> None:
+    dying("tree", {"node-0": ["round 2"], "middle-1-0": ["after node-0.1.round"]})
+    heard = Told()
+    run(levels(tmp_path), heard)
+    assert [note for note in heard.notes if note.startswith("starting ") and note.endswith(" again")] == [
+        "starting node-0 again",
+        "starting middle-1-0 again",
+    ]
+    assert counted(rounds_of(tmp_path)[-1]) == 4
+    # It listened once in each of its two processes, and clients found it.
+    first, second = ports(tmp_path, "node-0")
+    assert first == second
+
+
+def test_a_node_and_its_middle_node_that_are_killed_together_come_back(dying: Dying, tmp_path: Path) -> None:
+    dying("tree", {"node-0": ["round 2 with middle-1-0"]})
+    run(levels(tmp_path), Told())
+    assert counted(rounds_of(tmp_path)[-1]) == 4
+    first, second = ports(tmp_path, "node-0")
+    assert first == second
+
+
+def test_a_middle_node_comes_back_without_a_node_that_is_gone_for_good(dying: Dying, tmp_path: Path) -> None:
+    dying("tree", {"node-0": ["round 2", "round 3"], "middle-1-0": ["after node-0.1.died"]})
+    heard = Told()
+    run(levels(tmp_path, restarts=1), heard)
+    lost = "node-0 does not come back; clients below middle nodes do not move: its clients are lost"
+    assert heard.notes.count(lost) == 1
+    assert "middle-1-0 goes on without node-0" in heard.notes
+    assert "middle-1-0 is back" in heard.notes
+    assert counted(rounds_of(tmp_path)[-1]) == 3
+
+
+@pytest.mark.parametrize("name", ["middle-1-0", "node-0"])
+def test_a_run_does_not_wait_for_what_is_below_a_node_that_is_gone_for_good(
+    dying: Dying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    dying("tree", {name: ["round 2"]})
+    ended: list[list[str]] = []
+    end = Fleet.end
+
+    def ends(fleet: Fleet[Any], names: list[str]) -> None:
+        ended.append(list(names))
+        end(fleet, names)
+
+    monkeypatch.setattr(Fleet, "end", ends)
+    heard = Told()
+    run(levels(tmp_path, restarts=0).merge({"job.rounds": 4}), heard)
+    cut_off = [["node-0", "node-1"], ["client-1", "client-2"]] if name == "middle-1-0" else [[], ["client-1"]]
+    assert ended == cut_off
+    lost = f"{name} does not come back; clients below middle nodes do not move: its clients are lost"
+    assert heard.notes.count(lost) == 1
+    assert not any(note.startswith("starting node") and note.endswith(" again") for note in heard.notes)
 
 
 APP = """

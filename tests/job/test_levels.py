@@ -250,6 +250,7 @@ def test_a_middle_is_refused_in_a_job_with_a_goal_and_both_ends_say_so() -> None
 def test_a_middle_knows_the_job_that_it_was_opened_for() -> None:
     middle = MiddleNode(opened(), URL, 2, Trust())
     assert middle.is_for(opened(listen="tcp://127.0.0.1:1"))
+    assert middle.is_for(opened(options={"precision": "exact", "expected": 3}))
     assert not middle.is_for(opened(options={"precision": "f64"}))
     assert not middle.open_below(0.0)
     middle.close("done")
@@ -274,6 +275,7 @@ def test_an_answer_has_room_for_what_a_middle_passes_on(monkeypatch: pytest.Monk
             assert [plan.number for plan in counters.decisions.latest] == list(range(65 - latest, 65))
         # The answer also names clients, and what was sent: half of its room is for those.
         assert len(wire.encode(told)) < MOST_BYTES / 2
+    assert middle.notes() == ["an answer has counters of 128 nodes, and those of 872 nodes are missing"]
     middle.close("done")
 
 

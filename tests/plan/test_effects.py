@@ -349,6 +349,11 @@ def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
             "tree.autoscaler",
             "tree.scaling = 'knative'",
         ),
+        (
+            {"aggregation.shape": "tree", "tree.top": "dedicated", "nodes.middle": [1], "tree.every": 1.0},
+            "tree.every",
+            "without middle nodes",
+        ),
         ({"aggregation.shape": "tree", "nodes.count": 2, "nodes.cores": 4}, "nodes.cores", "nodes.engine is 'local'"),
     ],
 )

@@ -12,6 +12,7 @@ from thalweg.errors import PlanError
 from thalweg.plan import Plan, on_trees
 from thalweg.plan.emulated import network_of
 from thalweg.trees import live, middles
+from thalweg.trees.balance import rules
 
 
 def plan(clients: int = 4, tree: Any = (), **nodes: Any) -> Plan:
@@ -109,9 +110,24 @@ def test_a_schema_with_two_roles_on_a_level_is_refused_with_its_line(tmp_path: P
     tree = schema(tmp_path, ("a",), (), clients=("other",))
     assert middles.parents(plan(tree=tree, count=2)) == {}, "its clients may be of several kinds"
     tree = schema(tmp_path, ("a",), ("a",), (), clients=("other",))
-    with pytest.raises(PlanError, match=r"line \d+: 'other' is as far from the clients as") as caught:
+    with pytest.raises(PlanError, match=r"line \d+: 'other' is on the same level as") as caught:
         middles.parents(plan(tree=tree, count=2))
     assert caught.value.hint == "Keep one role on each level"
+
+
+def test_a_schema_has_a_limit_of_levels_too(tmp_path: Path) -> None:
+    most = plan(tree=schema(tmp_path, ("a",), *[("a",)] * 8, ()), count=2)
+    assert middles.parents(most)["middle-7-0"] == "middle-8-0"
+    tree = schema(tmp_path, ("a",), *[("a",)] * 9, ())
+    with pytest.raises(PlanError, match=r"line \d+: 'role-11' is 11 channels above the clients, and .* 8 levels"):
+        middles.parents(plan(tree=tree, count=2))
+
+
+def test_clients_below_middle_nodes_do_not_move_on_load(tmp_path: Path) -> None:
+    assert rules(plan(count=4)) is not None
+    assert rules(plan(count=4, middle=2)) is None
+    assert rules(plan(count=4, tree=schema(tmp_path, ("a",), ()))) is not None
+    assert rules(plan(count=4, tree=schema(tmp_path, ("a",), ("a",), ()))) is None
 
 
 @pytest.mark.parametrize(
@@ -123,6 +139,7 @@ def test_a_schema_with_two_roles_on_a_level_is_refused_with_its_line(tmp_path: P
         ({"count": 4, "middle": 2}, {"tag": "s.json"}, "both say which middle nodes there are"),
         ({"count": 1, "middle": 1}, {"top": "first-finished"}, "nodes.middle has no effect in a tree of one node"),
         ({"count": 4, "middle": 0}, {}, "middle in .nodes. is 0, not at least 1"),
+        ({"count": 4, "middle": [1] * 9}, {}, "middle in .nodes."),
         ({"count": 4, "middle": ["x"]}, {}, "middle in .nodes. is 'x', not a whole number"),
     ],
 )
@@ -151,3 +168,12 @@ def test_a_middle_node_may_be_under_stress_if_it_is_used() -> None:
     assert base.stress is not None
     with pytest.raises(PlanError, match=r"stress\.parties names 'middle-1-2'"):
         base.merge({"stress.parties": ["middle-1-2"]})
+
+
+def test_a_middle_node_of_a_schema_may_be_under_stress(tmp_path: Path) -> None:
+    base = plan(count=2, tree=schema(tmp_path, ("a",), ("a",), ()))
+    made = base.merge({"stress.cpu_quota": 0.5, "stress.parties": ["middle-1-0"]})
+    assert made.stress is not None
+    with pytest.raises(PlanError, match=r"stress\.parties names 'middle-1-1'") as caught:
+        base.merge({"stress.cpu_quota": 0.5, "stress.parties": ["middle-1-1"]})
+    assert caught.value.hint.endswith("nodes of the tree, as node-0; nodes")

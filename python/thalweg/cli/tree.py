@@ -14,6 +14,7 @@ from thalweg.ui.phrases import number_of
 
 if TYPE_CHECKING:
     from thalweg.job.tree.calibration import Calibration
+    from thalweg.plan import Plan
     from thalweg.trees import Head, NodeTree, Replayed, SimulatedRound
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees.")
@@ -54,11 +55,13 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
         from thalweg import trees
         from thalweg.cli.plans import assemble
 
-        planned = trees.planned(assemble(file, None, plan_options(context)))
+        read = assemble(file, None, plan_options(context))
+        planned = trees.planned(read)
         emit(planned)
     if as_json:
         return
     typer.echo(_head(planned))
+    _without_middles(read)
     for tree in planned.plan.trees[:SHOWN]:
         typer.echo(f"  {_tree(tree)}")
     _more(len(planned.plan.trees), "nodes")
@@ -80,11 +83,13 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
         met: list[Replayed] = []
         for folder in record or []:
             met.append(replayed(folder, met))
-        simulated = trees.simulated(assemble(file, None, plan_options(context)), met)
+        read = assemble(file, None, plan_options(context))
+        simulated = trees.simulated(read, met)
         emit(simulated)
     if as_json:
         return
     typer.echo(_head(simulated))
+    _without_middles(read)
     for row in simulated.rounds[-SHOWN:]:
         typer.echo(f"  {_round(row)}")
     for one in met:
@@ -172,6 +177,16 @@ def _capacity(calibration: Calibration) -> str:
     if calibration.overloaded:
         return f"{measured}, at least {calibration.significant:g} times as long as in an idle node"
     return f"{measured}, hardly longer than in an idle node: it can do more, and {calibration.ended}"
+
+
+def _without_middles(plan: Plan) -> None:
+    """Say that levels of middle nodes are left out, if the plan has some."""
+    from thalweg.plan.systems import has_middle_levels
+    from thalweg.sections.trees import NodesSection, TreeSection
+
+    nodes = plan.nodes or NodesSection()
+    if nodes.middle or has_middle_levels(plan.tree or TreeSection(), nodes):
+        typer.echo("middle nodes between these nodes and the top are left out")
 
 
 def _head(head: Head) -> str:

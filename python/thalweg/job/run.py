@@ -146,6 +146,8 @@ def _end(
     if grace.is_hurried():
         fleet.stop()  # end the clients first: otherwise the server's close waits for their goodbyes
     host.server.close("the job is over")
+    if nodes is not None:
+        fleet.end(nodes.end_cut_off())
     # On a failed network clients do not learn that the job is over, so they get no time to end by themselves.
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     if nodes is not None:

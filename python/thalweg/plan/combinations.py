@@ -489,14 +489,23 @@ def _stress(plan: Plan) -> None:
     clients = plan.members
     parties = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
     parties += on_trees.middle_nodes_of(plan)
+    more = ""
     if on_trees.has_nodes(plan):
         parties.append(NODES)
+        more = f"; nodes of the tree, as {on_trees.nodes_of(plan)[0]}; {NODES}"
+        if any(party.startswith("middle-") for party in stress.parties or ()):
+            from thalweg.trees import middles
+
+            # Those of a schema too.
+            parties += middles.parents(plan).values()
     for party in stress.parties or ():
         if party not in parties:
             near = get_close_matches(party, parties, n=1)
             guess = f"Did you mean {near[0]!r}? " if near else ""
             first = "" if plan.job.graph is not None else "server, "
-            raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: {first}{clients[0]} to {clients[-1]}")
+            raise PlanError(
+                f"stress.parties names {party!r}", f"{guess}Known: {first}{clients[0]} to {clients[-1]}{more}"
+            )
     if stress.cpu is None and stress.cpu_quota is None and stress.network is None:
         raise PlanError("[stress] names no kind of stress", "Give cpu, cpu_quota or network, or remove [stress]")
     under = stress.parties or clients

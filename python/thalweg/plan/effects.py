@@ -130,7 +130,7 @@ _INPUTS: Final = Need(
 _LOAD: Final = Need(
     lambda plan: has_load(_tree(plan), plan.nodes),
     "it is for planned leaves, which a node has with tree.split = 'clients' and tree.scaling = 'hierarchy', and for "
-    "moves between several nodes without an autoscaler",
+    "moves between several nodes without an autoscaler and without middle nodes",
 )
 _COLD: Final = Need(
     lambda plan: switches(_tree(plan))["start"] == "cold", "it is for workers that start cold: tree.start = 'cold'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -30,8 +30,10 @@ def _levels(value: Any) -> Any:
     return [int(one) if isinstance(one, str) and one.isdecimal() else one for one in levels]
 
 
+# Maximum number of levels of middle nodes.
+MOST_LEVELS: Final = 8
 Levels: TypeAlias = Annotated[
-    list[Annotated[int, Field(ge=1, le=1000)]],
+    Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(max_length=MOST_LEVELS)],
     BeforeValidator(_levels),
     Words("whole number, or list of them"),
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import trees
-from thalweg.plan.systems import has_load, switches
+from thalweg.plan.systems import has_load, has_moves, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 from thalweg.ui.phrases import FEW, number_of
@@ -45,10 +45,11 @@ class Rules:
 def rules(plan: Plan) -> Rules | None:
     """Return how clients of a plan's nodes move on load; None if they stay.
 
-    They stay with one node, and where an autoscaler decides, because nodes do not measure their load then.
+    They stay with one node, below middle nodes, and where an autoscaler decides, because nodes do not measure their
+    load then.
     """
     tree, nodes = plan.tree or TreeSection(), plan.nodes or NodesSection()
-    if plan.nodes is None or nodes.count < 2 or not has_load(tree, nodes):
+    if not has_moves(tree, plan.nodes) or not has_load(tree, nodes):
         return None
     groups = tags.groups(tree, nodes)
     return Rules(

@@ -9,9 +9,11 @@ from typing import Final
 
 from thalweg import _core, wire
 from thalweg.errors import PlanError
-from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.sections.trees import MOST_LEVELS, NodesSection, TreeSection
 
 LARGEST_FILE: Final = 1 << 20
+# Above the clients are nodes, and above these is the top. With so many channels middle nodes are between them.
+LEVELS_WITH_MIDDLES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,18 @@ def levels_of_middles(path: str, tree: TreeSection, nodes: NodesSection) -> tupl
     """
     schema, served = read(Path(path)), groups(tree, nodes)
     top = schema.roles[-1]
-    if top.level < 3:
+    if top.level < LEVELS_WITH_MIDDLES:
         return top, []
+    if top.level - LEVELS_WITH_MIDDLES >= MOST_LEVELS:
+        raise PlanError(
+            f"{path}, line {top.line}: {top.name!r} is {top.level} channels above the clients, and there are at most "
+            f"{MOST_LEVELS} levels of middle nodes",
+            "Remove levels of aggregators from the schema",
+        )
     for before, role in pairwise(schema.roles):
         if role.level == before.level:
             raise PlanError(
-                f"{path}, line {role.line}: {role.name!r} is as far from the clients as {before.name!r}",
+                f"{path}, line {role.line}: {role.name!r} is on the same level as {before.name!r}",
                 "Keep one role on each level",
             )
     labels: list[str | None] = [

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -238,6 +238,12 @@ class Fleet(Generic[AnyOrder]):
     def release(self) -> None:
         """Let clients end from now on: it is no failure, and ``on_end`` is not called."""
         self._ending = True
+
+    def end(self, names: Collection[str]) -> None:
+        """End these clients' processes, without waiting for that. Called after ``release``."""
+        for member in self.members:
+            if member.name in names and member.process is not None and member.is_running():
+                member.process.terminate()
 
     def stop(self, *, grace: float = END_SECONDS) -> None:
         """Wait until all clients have ended. After ``grace`` seconds, end the processes that have not. Idempotent.

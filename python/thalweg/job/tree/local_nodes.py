@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from thalweg.errors import RecordError, RoundError
 from thalweg.job.tree.engines import engine_of
+from thalweg.job.tree.messages import KnownNode
 from thalweg.job.tree.order import NodeOrder
+from thalweg.job.tree.recovery import CLIENTS_ARE_LOST
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.sections.trees import NodesSection
 from thalweg.transports.links import Trust
 from thalweg.trees.live import Placed
 from thalweg.ui.phrases import number_of
@@ -47,7 +50,9 @@ class Orders:
         return self.root if above is None else self.address(above)
 
     def of(self, name: str, number: int) -> NodeOrder:
-        """Return the order of one node."""
+        """Return the order of one node. Its seed depends on its place in the plan, not on when it is started."""
+        del number
+        every = [*self.placed.clients, *self.placed.below]
         below, address = self.placed.below.get(name), self.network.address(name)
         transport = {"tls": self.member.tls}
         return NodeOrder(
@@ -62,7 +67,7 @@ class Orders:
             options={
                 "transport": transport,
                 "token": self.member.token,
-                "seed": self.seed + number,
+                "seed": self.seed + every.index(name) + 1,
                 "tree": True,
             },
             trust=self.server,
@@ -71,6 +76,8 @@ class Orders:
 
 class TreeNodes:
     """A run's nodes. While a node is lost, so are its clients, until it is back or they have moved to other nodes.
+
+    Clients below middle nodes do not move: if their node does not come back, they are lost.
 
     The other nodes continue meanwhile. The root brings its own nodes back. Those below middle nodes are started again
     here, and their parents open them.
@@ -81,7 +88,10 @@ class TreeNodes:
         self._engine = engine_of(plan, record.log_path, self._lost, self._note)
         # Nodes below middle nodes whose processes have ended, and why.
         self._ended: deque[tuple[str, str]] = deque()
+        # All nodes whose processes have ended, until they are started again.
+        self._gone: set[str] = set()
         self._is_open = False
+        self._is_ending = False
 
     def start(self, server: Trust, member: Trust) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` as in ``Orders``.
@@ -96,8 +106,8 @@ class TreeNodes:
         waiting = [*placed.clients, *placed.below]
         self._progress.note(f"starting {number_of(len(waiting), 'node')}")
         tree.log = str(self._record.log_path)
-        tree.recovery.restart = lambda node: self._engine.restart(node.name)
-        tree.recovery.is_over = lambda node: self._engine.is_over(node.name)
+        tree.recovery.restart = lambda node: self._restart(node.name)
+        tree.recovery.is_over = lambda node: self._is_over(node.name)
         tree.recovery.look_below = self._restart_below
         seed = self._plan.job.seed
         orders = Orders(tree.address, placed, self._engine.address, self._network, server, member, seed)
@@ -137,18 +147,68 @@ class TreeNodes:
         """Start nodes below middle nodes again that have ended. Raises RoundError if one never opened."""
         while self._ended:
             name, why = self._ended.popleft()
-            if self._engine.restart(name):
+            if self._restart(name) or self._is_cut_off(name):
                 continue
             if not self._is_open:
                 raise RoundError(
                     f"{name} is gone: {why}, before it was open; clients below middle nodes do not move",
                     f"See {self._tree.log}",
                 )
-            self._note(f"{name} does not come back; clients below middle nodes do not move: its clients are lost")
+            self._note(CLIENTS_ARE_LOST.format(name))
+
+    def _restart(self, name: str) -> bool:
+        """Start a node again; return whether that was done. A middle node does not wait for nodes that are over."""
+        if self._is_ending or self._is_over(name) or self._is_cut_off(name):
+            return False
+        below = self._tree.placed.below.get(name, ())
+        over = [node for node in below if self._is_over(node)]
+        away = (self._plan.nodes or NodesSection()).away if self._is_open else None
+        if not self._engine.restart(name, away, [self._known(node) for node in below] if self._is_open else ()):
+            return False
+        self._gone.discard(name)
+        if over:
+            self._note(f"{name} goes on without {', '.join(over)}")
+        return True
+
+    def _known(self, name: str) -> KnownNode:
+        """Return what a middle node that is started again needs to know of a node below it."""
+        placed = self._tree.placed
+        clients = [one for node, own in placed.clients.items() if name in placed.path(node) for one in own]
+        url = "" if name in placed.below else self._engine.address(name) or ""
+        return KnownNode(name, url, clients, len(clients), "does not come back" if self._is_over(name) else None)
+
+    def _is_over(self, name: str) -> bool:
+        """Return whether a node has ended and will not be started again. A middle node needs a node below it."""
+        if self._engine.is_over(name):
+            return True
+        below = self._tree.placed.below.get(name, ())
+        return name in self._gone and bool(below) and all(self._is_over(node) for node in below)
+
+    def _is_cut_off(self, name: str) -> bool:
+        """Return whether a middle node above a node is over."""
+        _, *above = self._tree.placed.path(name)
+        return any(self._is_over(middle) for middle in above)
 
     def release(self) -> None:
-        """Expect nodes to end from now on: an end is no failure any more."""
+        """Expect nodes to end from now on: an end is no failure any more, and no node is started again."""
+        self._is_ending = True
         self._engine.release()
+
+    def end_cut_off(self) -> list[str]:
+        """End the nodes that have lost a middle node above them; return the clients whose node or middle node is gone.
+
+        Nobody can tell them that the job is over.
+        """
+        placed = self._tree.placed
+        if not placed.above:
+            return []
+        self._engine.end([node for node in placed.above if not self._gone.isdisjoint(list(placed.path(node))[1:])])
+        return [
+            client
+            for node, clients in placed.clients.items()
+            if not self._gone.isdisjoint(placed.path(node))
+            for client in clients
+        ]
 
     def stop(self, *, grace: float) -> None:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not."""
@@ -166,6 +226,7 @@ class TreeNodes:
 
     def _lost(self, name: str, why: str) -> None:
         self._progress.note(f"{name} is gone: {why}")
+        self._gone.add(name)
         if name in self._tree.placed.above:
             self._ended.append((name, why))  # its parent notices that the link broke
         else:

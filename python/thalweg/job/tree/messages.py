@@ -8,13 +8,13 @@ On the wire each is a JSON object with the fields by name. A field whose default
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Generic, TypeAlias, cast
 
 from typing_extensions import Self
 
 from thalweg import wire
-from thalweg.plan.options import CoreOptions
+from thalweg.plan.options import CoreOptions, chosen
 from thalweg.trees import answers
 from thalweg.trees.answers import AnyAnswer
 from thalweg.trees.merging import Statement
@@ -75,6 +75,13 @@ class Open(Request[answers.Opened]):
     top: TopOptions | None = None
     # Whether more clients take part in a round than updates count, so that the root admits updates.
     admits: bool | None = None
+
+    def is_for_same_job(self, other: Open) -> bool:
+        """Return whether a node that was opened with ``other`` need not be opened anew for this request.
+
+        A parent that was started anew knows neither where the node listened nor which clients it has.
+        """
+        return _unplaced(self) == _unplaced(other)
 
     @classmethod
     def of(cls, table: Table) -> Self:
@@ -300,3 +307,9 @@ def decode(table: Table) -> Request[Any] | None:
     """
     kind = _KINDS.get(str(table["do"]))
     return None if kind is None else kind.of(table)
+
+
+def _unplaced(request: Open) -> Open:
+    """Return a request to open a node without what depends on the parent's knowledge of the node."""
+    options = chosen(request.options, request.options.keys() - {"expected"})
+    return replace(request, listen=None, options=options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -18,7 +19,8 @@ from thalweg.errors import RoundError
 from thalweg.job.common import server_reports
 from thalweg.job.common.resent import COUNT_SECONDS, totals
 from thalweg.job.common.server_reports import ResentCounts
-from thalweg.job.tree.messages import Open, Proofs
+from thalweg.job.tree.known import Node
+from thalweg.job.tree.messages import KnownNode, Open, Proofs
 from thalweg.job.tree.root import Tree
 from thalweg.outcome import core as core_outcome
 from thalweg.plan.options import CoreOptions, chosen
@@ -26,6 +28,7 @@ from thalweg.transports.links import Trust
 from thalweg.trees import answers
 from thalweg.trees.answers import Transfer
 from thalweg.trees.merging import Part
+from thalweg.ui.phrases import number_of
 
 # Maximum number of plans of leaves that an answer has, over all nodes below.
 MOST_PLANS: Final = 512
@@ -34,8 +37,21 @@ MOST_PLANS: Final = 512
 class MiddleNode(Tree):
     """Runs a node's rounds on the nodes below it. The node calls it as it would call the core's server."""
 
-    def __init__(self, opened: Open, url: str, count: int, trust: Trust) -> None:
-        """Listen at ``url`` for ``count`` nodes. ``opened`` is the parent's request. Raises CoreError, RoundError."""
+    def __init__(
+        self,
+        opened: Open,
+        url: str,
+        count: int,
+        trust: Trust,
+        *,
+        away: float | None = None,
+        known: Sequence[KnownNode] = (),
+    ) -> None:
+        """Listen at ``url`` for ``count`` nodes. ``opened`` is the parent's request. Raises CoreError, RoundError.
+
+        After ``away`` seconds it goes on with the nodes that are there, if there is one. ``known`` are the
+        nodes below it, if they were started earlier; those that do not come back are not in ``count``.
+        """
         if opened.top is not None:
             raise RoundError(
                 f"this node has nodes below it, which cannot take part in a top of the kind {opened.top.kind!r}",
@@ -53,6 +69,10 @@ class MiddleNode(Tree):
         own: CoreOptions = {"transport": {"tls": trust.tls}, "tree": True, **trust.tokens, **of_job}
         super().__init__(self.model, url, count, options, own, top="middle")
         self._request = opened
+        # Whether the log says that counters are missing.
+        self._has_told = False
+        self._known = {one.node: one for one in known}
+        self._until = None if away is None else time.monotonic() + away
         self._sums: tuple[bytes, _core.Arena] | None = None
         # Held while nodes are opened and during a round. A round that the parent has given up may still be ending when
         # the next one begins.
@@ -62,12 +82,37 @@ class MiddleNode(Tree):
 
     def is_for(self, opened: Open) -> bool:
         """Return whether this middle was made for such a request of the parent."""
-        return replace(opened, listen=None) == replace(self._request, listen=None)
+        return opened.is_for_same_job(self._request)
 
     def open_below(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for the nodes below, and open those that are there; return whether all are open."""
         with self._turn:
-            return self._opened or (self._there(seconds) and self._open(None))
+            if not self._opened and self._are_there(seconds) and self._open(None) and self._known:
+                self._recall()
+            return self._opened
+
+    def _recall(self) -> None:
+        """Remember which clients belong to which node. Meanwhile clients of a lost node may have gone to another."""
+        here = {node.name: node for node in self._nodes}
+        for name, known in self._known.items():
+            if name in here:
+                here[name].clients = known.clients
+            else:
+                loss = known.gone or "did not come back in time"
+                lost = Node(name, known.clients, known.url, known.url, loss=loss, expected=known.expected)
+                self._nodes = [*self._nodes, lost]
+        self.tell_homes()
+
+    def _are_there(self, seconds: float) -> bool:
+        """Wait as ``_there`` does. The nodes that have stayed away too long are not awaited any more."""
+        if self._there(seconds):
+            return True
+        here = len(set(server_reports.clients(self._server)) - self._refused)
+        if self._until is None or time.monotonic() < self._until or not here:
+            return False
+        self.note(f"{number_of(self._count - here, 'node')} did not come, and others go on: {here} of {self._count}")
+        self._count = here
+        return True
 
     @property
     def expected_clients(self) -> int:
@@ -100,7 +145,8 @@ class MiddleNode(Tree):
         """Return the proofs that these clients have shown to nodes below, with their names."""
         shown: list[tuple[str, bytes]] = []
         for node in self._here():
-            wanted = [client for client in clients if client in node.clients]
+            known = {*node.clients, *node.connected}
+            wanted = [client for client in clients if client in known]
             received = self._ask_one(Proofs(wanted), node) if wanted else None
             if received is not None and received.head is not None:
                 shown += [(client, base64.b64decode(proof)) for client, proof in received.head.proofs.items()]
@@ -114,12 +160,21 @@ class MiddleNode(Tree):
         """Return None: it has no workers. ``counters_below`` has those of the nodes below."""
         return None
 
+    def worker_counters(self) -> dict[str, answers.Workers]:
+        """Return the last counters of the workers of all nodes below, also of lost ones, by the nodes' names."""
+        return self._counters_of(self._nodes)
+
     def counters_below(self) -> dict[str, answers.Workers]:
         """Return the counters of the workers of nodes below, as far as an answer has room for them.
 
         There are at most ``answers.MOST_NODES`` of them, and the fewer plans of each node the more nodes there are.
         """
-        counters = dict(list(self.worker_counters().items())[: answers.MOST_NODES])
+        every = self.worker_counters()
+        counters = dict(list(every.items())[: answers.MOST_NODES])
+        if len(counters) < len(every) and not self._has_told:
+            self._has_told = True
+            left = number_of(len(every) - len(counters), "node")
+            self.note(f"an answer has counters of {answers.MOST_NODES} nodes, and those of {left} are missing")
         most = MOST_PLANS // max(1, len(counters))
         return {name: _with_plans(one, most) for name, one in counters.items()}
 

@@ -41,7 +41,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,13 +92,13 @@ class Gateway:
     def __init__(self, order: NodeOrder, note: Note, listens: Callable[[str], None] = lambda _address: None) -> None:
         """Begin to connect to the parent. Calls ``listens`` with the address where it listens. Raises CoreError."""
         self._name, self._member, self._note, self._listens = order.name, order.options, note, listens
-        self._listen, self._trust = order.listen, order.trust
+        self._listen, self._trust, self._former = order.listen, order.trust, order.former
         self._advertise = order.advertise
         self._peers = f"tcp://{order.address}:0"
         self._parent = _core.TaskClient(order.url, self._name, wire.encode(self._member))
         self._server: Serving | None = None
         self._middle: MiddleNode | None = None
-        self._nodes = order.nodes
+        self._nodes, self._away, self._known = order.nodes, order.away, order.known
         self._opened: tuple[Open, answers.Opened] | None = None
         self._exchange: _core.TreeExchange | None = None
         self._model: _core.Arena | None = None
@@ -255,8 +254,9 @@ class Gateway:
     def _open_middle(self, request: Open, nodes: int) -> answers.Form:
         """Open the nodes below; answer that this node is not open while some are missing."""
         if self._middle is None:
-            self._counts_all = request.listen is None
-            self._middle = MiddleNode(request, self._listen, nodes, self._trust)
+            self._counts_all = request.listen is None and self._former is None
+            listen, away, known = self._former or self._listen, self._away, self._known
+            self._middle = MiddleNode(request, listen, nodes, self._trust, away=away, known=known)
             self._note(f"listening on {self._middle.address} for {number_of(nodes, 'node')}")
             self._listens(self._middle.address)
         middle = self._middle
@@ -269,9 +269,8 @@ class Gateway:
         return answers.Opened(address=self._address, reached=None, peers=None, expected=self._expected)
 
     def _open(self, request: Open) -> answers.Opened:
-        asked = replace(request, listen=None)
         # A parent that was started anew opens a node that is open. Its clients go on.
-        if self._opened is not None and self._opened[0] == asked:
+        if self._opened is not None and request.is_for_same_job(self._opened[0]):
             return self._opened[1]
         transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         expected = request.options.get("expected")
@@ -284,12 +283,13 @@ class Gateway:
             "expected": self._expected,
         }
         # If the node listened earlier, another process may have served it, whose counts are lost.
-        self._counts_all = self._server is None and request.listen is None
+        before = request.listen or self._former
+        self._counts_all = self._server is None and before is None
         if self._server is not None:
             self._server.close("the parent opens this node anew")
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in request.layout])
         self._model = _core.Arena(layout, shared=registry.lends(self._listen))
-        self._server = server = self._listening(self._model, request.listen, wire.encode(options))
+        self._server = server = self._listening(self._model, before, wire.encode(options))
         self._address = server.address
         self._note(f"listening on {self._address}")
         self._listens(self._address)
@@ -299,7 +299,7 @@ class Gateway:
         peers = None if self._exchange is None else self._exchange.address
         reached = placement.reached(self._address, self._advertise)
         opened = answers.Opened(address=self._address, reached=reached, peers=peers, expected=self._expected)
-        self._opened = asked, opened
+        self._opened = request, opened
         return opened
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:

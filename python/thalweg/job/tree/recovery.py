@@ -15,6 +15,7 @@ from thalweg.machine.waiting import WAIT_SLICE
 
 # A node that is started again may take so many times as long as the slowest node took when the job began.
 STARTS: Final = 3.0
+CLIENTS_ARE_LOST: Final = "{} does not come back; clients below middle nodes do not move: its clients are lost"
 
 
 class Root(Protocol):
@@ -37,6 +38,10 @@ class Root(Protocol):
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
         """Wait at most ``seconds`` until the clients of these nodes are connected."""
+
+    @property
+    def can_move_clients(self) -> bool:
+        """Whether clients of a lost node may go on at another one."""
 
     def note(self, text: str) -> None:
         """Add a line to the root's notes."""
@@ -64,6 +69,9 @@ class NodeRecovery:
         self._coming: dict[str, threading.Thread] = {}
         self._back: set[str] = set()
         self._missed: dict[str, float] = {}
+        # Nodes that were not back in time, and so are not awaited any more; and those whose clients are lost.
+        self._late: set[str] = set()
+        self._given_up: set[str] = set()
         # Nodes to which clients of lost nodes have moved since the last round.
         self._hosts: dict[str, Node] = {}
 
@@ -82,7 +90,14 @@ class NodeRecovery:
                 if self._root.is_connected(node, 0) or self.restart(node):
                     self._begin(node, self._bring)
                 elif self._is_gone(node):
-                    self._begin(node, self._move)
+                    self._give_up(node)
+
+    def _give_up(self, node: Node) -> None:
+        if self._root.can_move_clients:
+            self._begin(node, self._move)
+        elif node.name not in self._given_up:
+            self._given_up.add(node.name)
+            self._root.note(CLIENTS_ARE_LOST.format(node.name))
 
     def restart_while_awaited(self, node: Node) -> bool:
         """Restart a node that was lost before all nodes were open; return False once the node is given up."""
@@ -92,11 +107,16 @@ class NodeRecovery:
     def has_come(self, node: Node) -> None:
         """Note that a missed node has been opened."""
         self._missed.pop(node.name, None)
+        self._late.discard(node.name)
+        self._given_up.discard(node.name)
 
     @property
     def is_waiting(self) -> bool:
         """Whether some thread is bringing a node back, or moving clients."""
-        return bool(self._coming)
+        return bool(self._awaited())
+
+    def _awaited(self) -> list[threading.Thread]:
+        return [coming for name, coming in list(self._coming.items()) if name not in self._late]
 
     def _is_gone(self, node: Node) -> bool:
         return self.is_over(node) or time.monotonic() - self._missed[node.name] >= self.away
@@ -109,15 +129,15 @@ class NodeRecovery:
     def settle(self, nodes: Sequence[Node], look: Callable[[], None]) -> None:
         """Before a round, wait for the nodes that are being brought back, for their clients and for moved clients."""
         self.look(nodes)
-        while self._coming:
-            for coming in list(self._coming.values()):
+        while awaited := self._awaited():
+            for coming in awaited:
                 coming.join(WAIT_SLICE)
             look()
         back = [node for node in nodes if node.name in self._back]
         self._back.clear()
         for node in back:
             node.loss = node.has = None
-            self._missed.pop(node.name, None)
+            self.has_come(node)
             self._root.note(f"{node.name} is back")
         if back:
             self._root.tell_homes()
@@ -134,7 +154,10 @@ class NodeRecovery:
         until = time.monotonic() + max(self._grace, STARTS * self.slowest_start)
         with suppress(_core.CoreError, RoundError):  # it is lost again, or the job is ending
             while not (self._root.is_connected(node, WAIT_SLICE) and self._root.reopen(node)):
-                if time.monotonic() > until or node.name not in self._coming:
+                if node.name not in self._coming:
+                    break
+                if time.monotonic() > until:
+                    self._late.add(node.name)
                     break
             else:
                 if node.name in self._coming:

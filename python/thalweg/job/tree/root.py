@@ -343,6 +343,11 @@ class Tree:
             counted |= dict.fromkeys(running.counting(), self._number)
         self._ask_all(placement.notice(self._nodes, self._moved, counted), self._here())
 
+    @property
+    def can_move_clients(self) -> bool:
+        """Whether clients of a lost node may go on at another one."""
+        return self._place is not placement.stay
+
     def move_clients(self, node: Node) -> list[Node]:
         """Move the clients of a lost node to other nodes; return those nodes. The list is empty if no client moved.
 

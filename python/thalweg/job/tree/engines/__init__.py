@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from thalweg.job.common.fleet import Fleet, Member, OnEnd
 from thalweg.job.common.messages import Line, Orders, Report
+from thalweg.job.tree.messages import KnownNode
 from thalweg.job.tree.order import Listening, NodeOrder
 from thalweg.sections.trees import NodesSection
 
@@ -36,8 +37,12 @@ class Engine(Protocol):
     def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
         """Start these nodes, besides those started before; do not wait for them. Raises ThalwegError."""
 
-    def restart(self, name: str) -> bool:
-        """Start a node again that has ended; return whether that was done. The calling thread must outlive the node."""
+    def restart(self, name: str, away: float | None = None, known: Sequence[KnownNode] = ()) -> bool:
+        """Start a node again that has ended; return whether that was done. The calling thread must outlive the node.
+
+        A middle node waits at most ``away`` seconds for the nodes below it, and not for those ``known`` to be
+        gone.
+        """
 
     def is_over(self, name: str) -> bool:
         """Return whether a node has ended and will not be started again."""
@@ -53,6 +58,9 @@ class Engine(Protocol):
 
     def release(self) -> None:
         """Expect nodes to end from now on: an end is no failure any more."""
+
+    def end(self, names: Collection[str]) -> None:
+        """End these nodes' processes, without waiting for that. Called after ``release``."""
 
     def stop(self, *, grace: float) -> None:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not. Idempotent."""
@@ -85,18 +93,17 @@ class Local(Fleet[NodeOrder]):
             if member.failure is not None and not member.was_killed:
                 raise self.failed(member)
 
-    def restart(self, name: str) -> bool:
+    def restart(self, name: str, away: float | None = None, known: Sequence[KnownNode] = ()) -> bool:
         with self._telling:
             may = self._has_ended(name) and self._restarts[name] < self._most
         if not may:
             return False
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
-        order, address = self._orders[name], self.address(name)
-        if address is not None and order.nodes is not None:
-            # The nodes below it look for it there. Other nodes are told by their parent where they listened.
-            order = replace(order, listen=address)
-        self.restart_member(name, order)
+        order = self._orders[name]
+        # Whoever is below it looks for it where it listened. A parent that was started anew does not know where.
+        nodes = None if order.nodes is None else order.nodes - sum(one.gone is not None for one in known)
+        self.restart_member(name, replace(order, former=self.address(name), away=away, nodes=nodes, known=known))
         return True
 
     def is_over(self, name: str) -> bool:
@@ -112,9 +119,10 @@ class Local(Fleet[NodeOrder]):
         return {"name": "local"}
 
     def _told(self, name: str, line: Line) -> None:
-        if line["say"] == Listening.say:
+        address = line.get("address")
+        if line["say"] == Listening.say and isinstance(address, str):
             with self._heard:
-                self._addresses[name] = str(line["address"])
+                self._addresses[name] = address
                 self._heard.notify_all()
 
     def _ended(self, member: Member, failure: str | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from thalweg.errors import PlanError, RoundError
 from thalweg.job.common.fleet import Fleet, OnEnd
 from thalweg.job.common.messages import Failure, Line, Orders, Report
 from thalweg.job.tree.engines.ray_order import RayOrder, RayPlace
+from thalweg.job.tree.messages import KnownNode
 from thalweg.job.tree.order import NodeOrder
 from thalweg.sections.trees import NodesSection
 from thalweg.wire import table_of
@@ -99,9 +100,9 @@ class Ray:
         for number, name in enumerate(names, 1):
             self._fleet.send(DRIVER, orders.of(name, number))
 
-    def restart(self, name: str) -> bool:
+    def restart(self, name: str, away: float | None = None, known: Sequence[KnownNode] = ()) -> bool:
         """Do nothing and return False, because Ray restarts nodes itself."""
-        del name
+        del name, away, known
         return False
 
     def address(self, name: str, seconds: float = 0.0) -> str | None:
@@ -131,6 +132,9 @@ class Ray:
 
     def release(self) -> None:
         self._fleet.release()
+
+    def end(self, names: Collection[str]) -> None:
+        """Do nothing, because Ray starts no middle nodes, without which no node is cut off."""
 
     def stop(self, *, grace: float) -> None:
         self._fleet.release()
