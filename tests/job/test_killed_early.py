@@ -177,7 +177,7 @@ def test_a_middle_node_comes_back_without_a_node_that_is_gone_for_good(dying: Dy
     dying("tree", {"node-0": ["round 2", "round 3"], "middle-1-0": ["after node-0.1.died"]})
     heard = Told()
     run(levels(tmp_path, restarts=1), heard)
-    lost = "node-0 does not come back; clients below middle nodes do not move: its clients are lost"
+    lost = "node-0 does not come back. Its clients are lost, because clients below middle nodes do not move"
     assert heard.notes.count(lost) == 1
     assert "middle-1-0 goes on without node-0" in heard.notes
     assert "middle-1-0 is back" in heard.notes
@@ -201,7 +201,7 @@ def test_a_run_does_not_wait_for_what_is_below_a_node_that_is_gone_for_good(
     run(levels(tmp_path, restarts=0).merge({"job.rounds": 4}), heard)
     cut_off = [["node-0", "node-1"], ["client-1", "client-2"]] if name == "middle-1-0" else [[], ["client-1"]]
     assert ended == cut_off
-    lost = f"{name} does not come back; clients below middle nodes do not move: its clients are lost"
+    lost = f"{name} does not come back. Its clients are lost, because clients below middle nodes do not move"
     assert heard.notes.count(lost) == 1
     assert not any(note.startswith("starting node") and note.endswith(" again") for note in heard.notes)
 

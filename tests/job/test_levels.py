@@ -21,6 +21,7 @@ from thalweg import _core, wire
 from thalweg.bounded_json import MOST_BYTES
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import messages
+from thalweg.job.tree.known import Node, Received
 from thalweg.job.tree.middle import MiddleNode
 from thalweg.job.tree.node import Gateway
 from thalweg.job.tree.order import NodeOrder
@@ -293,3 +294,22 @@ def test_what_a_middle_cannot_be_is_refused(settings: dict[str, Any], cause: str
     with pytest.raises(PlanError, match=cause) as caught:
         run_tree_node(TreeNodeOptions(**options), lambda _: None)
     assert caught.value.hint.startswith("Give ")
+
+
+def test_a_node_is_not_asked_for_the_proofs_of_other_nodes_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dishonest node says that others' clients are connected to it, and answers for all."""
+    middle = MiddleNode.__new__(MiddleNode)
+    nodes = [Node("honest", ["a"]), Node("dishonest", ["b"])]
+    monkeypatch.setattr(Node, "connected", ["a", "b", "moved"])
+    asked: dict[str, list[str]] = {}
+
+    def answered(request: messages.Proofs, node: Node) -> Received[answers.Proofs]:
+        asked[node.name] = list(request.clients)
+        shown = {"a": "AAAA", "b": "AAAAA", "moved": "AAAA", "stranger": "AAAA"}
+        return Received(node, answers.Proofs(proofs=shown), None, "", ())
+
+    monkeypatch.setattr(middle, "_here", lambda: nodes, raising=False)
+    monkeypatch.setattr(middle, "_ask_one", answered, raising=False)
+    proofs = middle.proofs(["a", "b", "moved"])
+    assert asked == {"honest": ["a", "moved"], "dishonest": ["b"]}
+    assert proofs == [("a", bytes(3)), ("moved", bytes(3))], "what is no base64 is no proof"

@@ -57,11 +57,13 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
 
         read = assemble(file, None, plan_options(context))
         planned = trees.planned(read)
+        left_out = _without_middles(read)
         emit(planned)
     if as_json:
         return
     typer.echo(_head(planned))
-    _without_middles(read)
+    if left_out:
+        typer.echo(left_out)
     for tree in planned.plan.trees[:SHOWN]:
         typer.echo(f"  {_tree(tree)}")
     _more(len(planned.plan.trees), "nodes")
@@ -85,11 +87,13 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
             met.append(replayed(folder, met))
         read = assemble(file, None, plan_options(context))
         simulated = trees.simulated(read, met)
+        left_out = _without_middles(read)
         emit(simulated)
     if as_json:
         return
     typer.echo(_head(simulated))
-    _without_middles(read)
+    if left_out:
+        typer.echo(left_out)
     for row in simulated.rounds[-SHOWN:]:
         typer.echo(f"  {_round(row)}")
     for one in met:
@@ -179,14 +183,15 @@ def _capacity(calibration: Calibration) -> str:
     return f"{measured}, hardly longer than in an idle node: it can do more, and {calibration.ended}"
 
 
-def _without_middles(plan: Plan) -> None:
-    """Say that levels of middle nodes are left out, if the plan has some."""
+def _without_middles(plan: Plan) -> str | None:
+    """Return the line that levels of middle nodes are left out; None if the plan has none. Raises PlanError."""
     from thalweg.plan.systems import has_middle_levels
     from thalweg.sections.trees import NodesSection, TreeSection
 
     nodes = plan.nodes or NodesSection()
     if nodes.middle or has_middle_levels(plan.tree or TreeSection(), nodes):
-        typer.echo("middle nodes between these nodes and the top are left out")
+        return "middle nodes between these nodes and the top are left out"
+    return None
 
 
 def _head(head: Head) -> str:

@@ -496,7 +496,7 @@ def _stress(plan: Plan) -> None:
         if any(party.startswith("middle-") for party in stress.parties or ()):
             from thalweg.trees import middles
 
-            # Those of a schema too.
+            # A schema has middle nodes too.
             parties += middles.parents(plan).values()
     for party in stress.parties or ():
         if party not in parties:

@@ -12,8 +12,8 @@ from thalweg.errors import PlanError
 from thalweg.sections.trees import MOST_LEVELS, NodesSection, TreeSection
 
 LARGEST_FILE: Final = 1 << 20
-# Above the clients are nodes, and above these is the top. With so many channels middle nodes are between them.
-LEVELS_WITH_MIDDLES: Final = 3
+# A schema with at least so many channels between clients and top has middle nodes.
+CHANNELS_WITH_MIDDLES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def levels_of_middles(path: str, tree: TreeSection, nodes: NodesSection) -> tupl
     """
     schema, served = read(Path(path)), groups(tree, nodes)
     top = schema.roles[-1]
-    if top.level < LEVELS_WITH_MIDDLES:
+    if top.level < CHANNELS_WITH_MIDDLES:
         return top, []
-    if top.level - LEVELS_WITH_MIDDLES >= MOST_LEVELS:
+    if top.level - CHANNELS_WITH_MIDDLES >= MOST_LEVELS:
         raise PlanError(
             f"{path}, line {top.line}: {top.name!r} is {top.level} channels above the clients, and there are at most "
             f"{MOST_LEVELS} levels of middle nodes",

@@ -269,7 +269,7 @@ class Fleet(Generic[AnyOrder]):
                 self._servers[order.threads] = _fork_server(self._program, self._modules, order.threads)
             server = self._servers[order.threads]
             process = server.start(log)
-        # The order is smaller than a pipe's buffer, so this write cannot block.
+        # The process reads its order first, so this write ends even if the order is larger than a pipe's buffer.
         _write(process.stdin, replace(order, parent=server.pid or order.parent))
         if self._on_line is None:
             _close(process.stdin)

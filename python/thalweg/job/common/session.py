@@ -27,7 +27,7 @@ from thalweg.plan.on_trees import has_nodes, middle_nodes_of, nodes_of
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record.rows import Link, Party
 from thalweg.transports import registry
-from thalweg.trees import live
+from thalweg.trees import live, middles
 
 if TYPE_CHECKING:
     from thalweg.network.shape import Shape
@@ -312,7 +312,7 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     placed = live.placed(plan) if has_nodes(plan) else live.Placed({}, [])
     used = {*placed.clients, *placed.below}
     stress = with_nodes(plan.stress, sorted(used))
-    idle = {*nodes_of(plan), *middle_nodes_of(plan)} - used
+    idle = {*nodes_of(plan), *middle_nodes_of(plan), *(middles.parents(plan).values() if used else ())} - used
     if stress is not None and idle & set(stress.parties or ()):
         named = min(idle & set(stress.parties or ()))
         raise PlanError(f"stress.parties names {named!r}, and no client was placed there", "Name nodes that are used")

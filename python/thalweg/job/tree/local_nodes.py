@@ -163,9 +163,11 @@ class TreeNodes:
         below = self._tree.placed.below.get(name, ())
         over = [node for node in below if self._is_over(node)]
         away = (self._plan.nodes or NodesSection()).away if self._is_open else None
-        if not self._engine.restart(name, away, [self._known(node) for node in below] if self._is_open else ()):
+        known = [self._known(node) for node in below] if self._is_open else ()
+        self._gone.discard(name)  # before the new process can end
+        if not self._engine.restart(name, away, known):
+            self._gone.add(name)
             return False
-        self._gone.discard(name)
         if over:
             self._note(f"{name} goes on without {', '.join(over)}")
         return True

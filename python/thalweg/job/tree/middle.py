@@ -11,6 +11,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +20,7 @@ from thalweg.errors import RoundError
 from thalweg.job.common import server_reports
 from thalweg.job.common.resent import COUNT_SECONDS, totals
 from thalweg.job.common.server_reports import ResentCounts
+from thalweg.job.tree import placement
 from thalweg.job.tree.known import Node
 from thalweg.job.tree.messages import KnownNode, Open, Proofs
 from thalweg.job.tree.root import Tree
@@ -67,7 +69,7 @@ class MiddleNode(Tree):
         options = chosen(opened.options, opened.options.keys() - {"expected"})
         of_job = chosen(opened.options, ("job", "liveness", "grace"))
         own: CoreOptions = {"transport": {"tls": trust.tls}, "tree": True, **trust.tokens, **of_job}
-        super().__init__(self.model, url, count, options, own, top="middle")
+        super().__init__(self.model, url, count, options, own, top="middle", place=placement.stay)
         self._request = opened
         # Whether the log says that counters are missing.
         self._has_told = False
@@ -110,7 +112,7 @@ class MiddleNode(Tree):
         here = len(set(server_reports.clients(self._server)) - self._refused)
         if self._until is None or time.monotonic() < self._until or not here:
             return False
-        self.note(f"{number_of(self._count - here, 'node')} did not come, and others go on: {here} of {self._count}")
+        self.note(f"going on with {here} of {number_of(self._count, 'node')}: the others stayed away too long")
         self._count = here
         return True
 
@@ -143,14 +145,21 @@ class MiddleNode(Tree):
 
     def proofs(self, clients: Sequence[str]) -> list[tuple[str, bytes]]:
         """Return the proofs that these clients have shown to nodes below, with their names."""
-        shown: list[tuple[str, bytes]] = []
-        for node in self._here():
-            known = {*node.clients, *node.connected}
-            wanted = [client for client in clients if client in known]
+        here = self._here()
+        at_home = {client for node in here for client in node.clients}
+        shown: dict[str, bytes] = {}
+        for node in here:
+            # A node is asked for its own clients and for those whose node is lost. Else it could answer for others'.
+            guests = {client for client in node.connected if client not in at_home and client not in shown}
+            wanted = [client for client in clients if client in node.clients or client in guests]
             received = self._ask_one(Proofs(wanted), node) if wanted else None
-            if received is not None and received.head is not None:
-                shown += [(client, base64.b64decode(proof)) for client, proof in received.head.proofs.items()]
-        return shown
+            if received is None or received.head is None:
+                continue
+            for client in wanted:
+                with suppress(ValueError):  # no base64: it has shown none
+                    if client in received.head.proofs:
+                        shown[client] = base64.b64decode(received.head.proofs[client], validate=True)
+        return list(shown.items())
 
     def resent_totals(self) -> ResentCounts:
         """Return how many segments were sent again below."""

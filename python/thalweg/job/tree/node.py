@@ -41,6 +41,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -270,11 +271,11 @@ class Gateway:
 
     def _open(self, request: Open) -> answers.Opened:
         # A parent that was started anew opens a node that is open. Its clients go on.
-        if self._opened is not None and request.is_for_same_job(self._opened[0]):
-            return self._opened[1]
-        transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         expected = request.options.get("expected")
         self._expected = expected if isinstance(expected, int) else self._expected
+        if self._opened is not None and request.is_for_same_job(self._opened[0]):
+            return replace(self._opened[1], expected=self._expected)
+        transport, workers = (wire.part(request.options, name) for name in ("transport", "workers"))
         options = {
             **request.options,
             **self._trust.tokens,

@@ -15,7 +15,7 @@ from thalweg.machine.waiting import WAIT_SLICE
 
 # A node that is started again may take so many times as long as the slowest node took when the job began.
 STARTS: Final = 3.0
-CLIENTS_ARE_LOST: Final = "{} does not come back; clients below middle nodes do not move: its clients are lost"
+CLIENTS_ARE_LOST: Final = "{} does not come back. Its clients are lost, because clients below middle nodes do not move"
 
 
 class Root(Protocol):
@@ -94,6 +94,7 @@ class NodeRecovery:
 
     def _give_up(self, node: Node) -> None:
         if self._root.can_move_clients:
+            self._late.discard(node.name)  # a round waits for clients that move
             self._begin(node, self._move)
         elif node.name not in self._given_up:
             self._given_up.add(node.name)
@@ -112,7 +113,7 @@ class NodeRecovery:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some thread is bringing a node back, or moving clients."""
+        """Whether some thread is moving clients, or bringing back a node that is not late."""
         return bool(self._awaited())
 
     def _awaited(self) -> list[threading.Thread]:
@@ -125,6 +126,7 @@ class NodeRecovery:
         """Note that a node has been lost, perhaps while it was being brought back."""
         self._coming.pop(node.name, None)
         self._back.discard(node.name)
+        self._late.discard(node.name)
 
     def settle(self, nodes: Sequence[Node], look: Callable[[], None]) -> None:
         """Before a round, wait for the nodes that are being brought back, for their clients and for moved clients."""
@@ -132,9 +134,10 @@ class NodeRecovery:
         while awaited := self._awaited():
             for coming in awaited:
                 coming.join(WAIT_SLICE)
+            self.look_below()  # a middle node that comes back waits for the nodes below it
             look()
         back = [node for node in nodes if node.name in self._back]
-        self._back.clear()
+        self._back -= {node.name for node in back}
         for node in back:
             node.loss = node.has = None
             self.has_come(node)

@@ -654,9 +654,9 @@ class Tree:
         return [] if self._closed else [*self._server.notes(), *notes]
 
     def worker_counters(self) -> dict[str, answers.Workers]:
-        """Return the counters of workers, from their node's last answer, by the node's name, without lost nodes.
+        """Return the counters of workers, from their node's last answer, by the node's name.
 
-        Middle nodes pass on those of the nodes below them.
+        The root's own nodes are in it unless they are lost. Middle nodes pass on those of all nodes below them.
         """
         return self._counters_of(self._here())
 

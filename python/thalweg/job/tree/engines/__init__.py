@@ -40,8 +40,8 @@ class Engine(Protocol):
     def restart(self, name: str, away: float | None = None, known: Sequence[KnownNode] = ()) -> bool:
         """Start a node again that has ended; return whether that was done. The calling thread must outlive the node.
 
-        A middle node waits at most ``away`` seconds for the nodes below it, and not for those ``known`` to be
-        gone.
+        ``known`` are the nodes below a middle node. It waits for them at most ``away`` seconds, and not for those that
+        are gone.
         """
 
     def is_over(self, name: str) -> bool:
