@@ -151,7 +151,7 @@ def test_a_node_below_a_middle_node_that_is_killed_comes_back_with_its_own_clien
 
 @pytest.mark.parametrize(
     ("pick", "said", "left"),
-    [(1, "middle-1-1 is gone", 2), (-1, "does not come back; clients below middle nodes do not move", 3)],
+    [(1, "middle-1-1 is gone", 2), (-1, "does not come back. Its clients are lost", 3)],
 )
 def test_clients_below_a_node_that_does_not_come_back_stay_there(start: Start, pick: int, said: str, left: int) -> None:
     base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "20", "--compute", "100ms")
