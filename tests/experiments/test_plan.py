@@ -163,7 +163,13 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
                 "taken": 0.1 * number,
                 "cpu": number / 10,
             }
-            numbers |= {"created": number, "nodes_used": number, "time_to": 1.0 * number, "cpu_to": 2.0 * number}
+            numbers |= {
+                "created": number,
+                "active": 1.0 * number,
+                "nodes_used": number,
+                "time_to": 1.0 * number,
+                "cpu_to": 2.0 * number,
+            }
             numbers |= {"timeline": {name: [1.0, 2.0] for name in ("seconds", "cwnd", "in_flight", "window")}}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}

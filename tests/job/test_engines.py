@@ -8,13 +8,13 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Queue
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from thalweg import wire
 from thalweg.errors import LinkError, PlanError, RoundError
-from thalweg.job.common.messages import Order, Report
+from thalweg.job.common.messages import Report
 from thalweg.job.tree.engines import Local, by_ray, engine_of, ray_actor, ray_driver, require
 from thalweg.job.tree.engines.ray_actor import NodeActor
 from thalweg.job.tree.order import NodeOrder
@@ -45,11 +45,11 @@ def test_nodes_are_local_unless_ray_is_asked_for(tmp_path: Path) -> None:
 
 
 class Unfinished:
-    """Makes orders without the address to connect to. A process that gets such an order ends at once."""
+    """Makes orders with an address that is none. A process that gets such an order ends at once."""
 
     def of(self, name: str, number: int) -> NodeOrder:
         del number
-        return cast("NodeOrder", Order(name=name))
+        return NodeOrder(name=name, url="nowhere", listen="nowhere", options={}, trust=Trust())
 
 
 def test_a_local_node_is_started_again_a_few_times(tmp_path: Path) -> None:

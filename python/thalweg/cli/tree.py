@@ -185,11 +185,11 @@ def _capacity(calibration: Calibration) -> str:
 
 def _without_middles(plan: Plan) -> str | None:
     """Return the line that levels of middle nodes are left out; None if the plan has none. Raises PlanError."""
-    from thalweg.plan.systems import has_middle_levels
     from thalweg.sections.trees import NodesSection, TreeSection
+    from thalweg.trees import tags
 
-    nodes = plan.nodes or NodesSection()
-    if nodes.middle or has_middle_levels(plan.tree or TreeSection(), nodes):
+    tree, nodes = plan.tree or TreeSection(), plan.nodes or NodesSection()
+    if nodes.middle or (tree.tag is not None and tags.levels_of_middles(tree.tag, tree, nodes)[1]):
         return "middle nodes between these nodes and the top are left out"
     return None
 

@@ -493,13 +493,10 @@ def _stress(plan: Plan) -> None:
     if on_trees.has_nodes(plan):
         parties.append(NODES)
         more = f"; nodes of the tree, as {on_trees.nodes_of(plan)[0]}; {NODES}"
-        if any(party.startswith("middle-") for party in stress.parties or ()):
-            from thalweg.trees import middles
-
-            # A schema has middle nodes too.
-            parties += middles.parents(plan).values()
+    has_schema = plan.tree is not None and plan.tree.tag is not None
     for party in stress.parties or ():
-        if party not in parties:
+        # Which middle nodes a schema has is known when the run reads it.
+        if party not in parties and not (has_schema and party.startswith(on_trees.MIDDLE)):
             near = get_close_matches(party, parties, n=1)
             guess = f"Did you mean {near[0]!r}? " if near else ""
             first = "" if plan.job.graph is not None else "server, "

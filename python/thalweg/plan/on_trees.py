@@ -55,9 +55,13 @@ def nodes_of(plan: Plan) -> list[str]:
     return [f"node-{place}" for place in range(plan.nodes.count)] if plan.nodes is not None and has_nodes(plan) else []
 
 
+# What the names of middle nodes begin with.
+MIDDLE: Final = "middle-"
+
+
 def middle_name(level: int, place: int) -> str:
     """Return the name of a middle node. ``level`` counts from 1, next to the nodes that have clients."""
-    return f"middle-{level}-{place}"
+    return f"{MIDDLE}{level}-{place}"
 
 
 def middle_nodes_of(plan: Plan) -> list[str]:

@@ -58,22 +58,15 @@ def has_plans(tree: TreeSection) -> bool:
 
 def has_load(tree: TreeSection, nodes: NodesSection | None) -> bool:
     """Return whether a node measures its load while a job runs: to plan its leaves, or for moves between nodes."""
-    return has_plans(tree) or (has_moves(tree, nodes) and switches(tree)["scaling"] != "knative")
+    return has_plans(tree) or (has_moves(nodes) and switches(tree)["scaling"] != "knative")
 
 
-def has_moves(tree: TreeSection, nodes: NodesSection | None) -> bool:
-    """Return whether clients may move from node to node: there are several, and no middle nodes above them."""
-    if nodes is None or nodes.count < 2 or nodes.middle:
-        return False
-    # Only a dedicated top has middle nodes below it.
-    return tree.tag is None or tree.top != "dedicated" or not has_middle_levels(tree, nodes)
+def has_moves(nodes: NodesSection | None) -> bool:
+    """Return whether clients may move from node to node: there are several, and the plan names no middle nodes.
 
-
-def has_middle_levels(tree: TreeSection, nodes: NodesSection) -> bool:
-    """Return whether the schema of a tree has levels that need middle nodes."""
-    from thalweg.trees import tags
-
-    return tree.tag is not None and bool(tags.levels_of_middles(tree.tag, tree, nodes)[1])
+    A schema may have middle nodes too. Then clients do not move either (``trees.balance.rules``).
+    """
+    return nodes is not None and nodes.count > 1 and not nodes.middle
 
 
 def has_middle(tree: TreeSection) -> bool:

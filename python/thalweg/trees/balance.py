@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import trees
 from thalweg.plan.systems import has_load, has_moves, switches
 from thalweg.sections.trees import NodesSection, TreeSection
-from thalweg.trees import tags
+from thalweg.trees import middles, tags
 from thalweg.ui.phrases import FEW, number_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def rules(plan: Plan) -> Rules | None:
     load then.
     """
     tree, nodes = plan.tree or TreeSection(), plan.nodes or NodesSection()
-    if not has_moves(tree, plan.nodes) or not has_load(tree, nodes):
+    if not has_moves(plan.nodes) or not has_load(tree, nodes) or middles.parents(plan):
         return None
     groups = tags.groups(tree, nodes)
     return Rules(

@@ -23,11 +23,12 @@ from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of, with_nodes
 from thalweg.machine import Usage
 from thalweg.network.message import EmulateLayer
-from thalweg.plan.on_trees import has_nodes, middle_nodes_of, nodes_of
+from thalweg.plan.on_trees import MIDDLE, has_nodes, middle_nodes_of, nodes_of
 from thalweg.plan.run_facts import RunFacts
 from thalweg.record.rows import Link, Party
 from thalweg.transports import registry
-from thalweg.trees import live, middles
+from thalweg.trees import live
+from thalweg.ui.phrases import listed
 
 if TYPE_CHECKING:
     from thalweg.network.shape import Shape
@@ -312,10 +313,12 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     placed = live.placed(plan) if has_nodes(plan) else live.Placed({}, [])
     used = {*placed.clients, *placed.below}
     stress = with_nodes(plan.stress, sorted(used))
-    idle = {*nodes_of(plan), *middle_nodes_of(plan), *(middles.parents(plan).values() if used else ())} - used
-    if stress is not None and idle & set(stress.parties or ()):
-        named = min(idle & set(stress.parties or ()))
-        raise PlanError(f"stress.parties names {named!r}, and no client was placed there", "Name nodes that are used")
+    idle = {*nodes_of(plan), *middle_nodes_of(plan)} - used
+    for named in (stress.parties or ()) if stress is not None else ():
+        if named in idle or (named.startswith(MIDDLE) and named not in used):
+            raise PlanError(
+                f"stress.parties names {named!r}, and no client was placed there", f"Name one of {listed(sorted(used))}"
+            )
     shares = {}
     if stress is not None and stress.cpu_quota is not None:
         shares = dict.fromkeys(parties_of(stress, names), stress.cpu_quota)
