@@ -117,7 +117,7 @@ def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
             "Take a run with fewer clients or more rounds, or give one of the same system and model before it",
         )
     name, measured = source
-    # Starts are this run's own, whoever lends the other costs.
+    # The times of starts are from this run, also if the other costs are from another one.
     measured = {**measured, **starts(tree, scenario)}
     ours = median(_simulated(scenario, measured, _arrivals(record.plan, entry)) for entry in whole)
     took = median(seconds for entry in whole if (seconds := completion_seconds(entry)) is not None)
